@@ -37,17 +37,10 @@ OTHERS = [
 ]
 
 
-def trials(ratios: Sequence[float]) -> Iterator[tuple[str, Candidate, float | None]]:
-    """The method, the candidate and the ratio of every trial; a plain table has its own ratio."""
-    yield from ((*plain, None) for plain in PLAIN)
-    for ratio in ratios:
-        yield from ((*one, ratio) for one in (*candidates(), *OTHERS))
-
-
 def measured(trial: Trial, predictions: Retention) -> dict[str, Any]:
     """The numbers of a trial, and what it keeps of the predictions of the original."""
-    quality, kept = trial.quality, trial.retention
-    assert quality is not None and kept is not None
+    quality, retention = trial.quality, trial.retention
+    assert quality is not None and retention is not None
     return {
         "bytes": trial.sizes.after,
         "smaller": trial.sizes.smaller,
@@ -57,7 +50,7 @@ def measured(trial: Trial, predictions: Retention) -> dict[str, Any]:
         "how": re.sub(r"\S*/", "", quality.how),  # without folders of this machine
         "before": quality.before,
         "after": quality.after,
-        "kept": -1.0 if kept.share is None else kept.share,
+        "kept": -1.0 if retention.share is None else retention.share,
         "predictions": predictions.share,
         "kl": predictions.kl,
     }
@@ -65,54 +58,55 @@ def measured(trial: Trial, predictions: Retention) -> dict[str, Any]:
 
 def as_table(record: Record) -> str:
     """Format the trials as a Markdown table, by size and quality, with what `compress` chooses below."""
-    found = [one for one in record["trials"] if "kept" in one]
-    measure, before = found[0]["measure"], found[0]["before"]
+    measured = [trial for trial in record["trials"] if "kept" in trial]
+    measure, before = measured[0]["measure"], measured[0]["before"]
     titles = ["method", "numbers in", "asked", "smaller", "bits per weight", "relative error"]
     rows = [
         [
-            name_of(one),
-            one["store"],
-            "–" if one["ratio"] is None else f"{one['ratio']:g}x",
-            *(f"{one['smaller']:.1f}x", f"{one['bits']:.2f}", f"{one['error']:.3f}", f"{one['after']:.2f}"),
-            *(_percent(one["kept"]), _percent(one.get("predictions"))),
+            name_of(trial),
+            trial["store"],
+            "–" if trial["ratio"] is None else f"{trial['ratio']:g}x",
+            *(f"{trial['smaller']:.1f}x", f"{trial['bits']:.2f}"),
+            *(f"{trial['error']:.3f}", f"{trial['after']:.2f}"),
+            *(_percent(trial["kept"]), _percent(trial.get("predictions"))),
         ]
-        for one in sorted(found, key=lambda one: (one["ratio"] or 0, -one["kept"]))
+        for trial in sorted(measured, key=lambda trial: (trial["ratio"] or 0, -trial["kept"]))
     ]
     title = (
         f"{record['title']}: {measure} {before:.2f} before compression. "
         f"Words are counted in {' and '.join(record['texts'])}."
     )
     table = markdown([*titles, measure, "kept", "predictions kept"], rows, names=2)
-    return "\n".join([title, "", table, "", *choices(found)])
+    return "\n".join([title, "", table, "", *choices(measured)])
 
 
-def name_of(one: Record) -> str:
+def name_of(trial: Record) -> str:
     """The method of a trial and its options."""
-    codec = {"codec": DEFAULT_CODEC} if one["method"] == "quantized" else {}
-    return ", ".join([one["method"], *map(str, {**codec, **one["options"]}.values())])
+    codec = {"codec": DEFAULT_CODEC} if trial["method"] == "quantized" else {}
+    return ", ".join([trial["method"], *map(str, {**codec, **trial["options"]}.values())])
 
 
-def choices(found: Sequence[Record]) -> Iterator[str]:
+def choices(measured: Sequence[Record]) -> Iterator[str]:
     """For every ratio, what `compress` chooses by quality and by predictions, and the best trial."""
-    tried_ones = [(method, dict(options), store) for method, (options, store) in candidates()]
-    for ratio in sorted({one["ratio"] for one in found} - {None}):
-        trials = [one for one in found if one["ratio"] == ratio]
-        possible = [one for one in trials if (one["method"], one["options"], one["store"]) in tried_ones]
+    tried = [(method, dict(options), store) for method, (options, store) in candidates()]
+    for ratio in sorted({trial["ratio"] for trial in measured} - {None}):
+        of_ratio = [trial for trial in measured if trial["ratio"] == ratio]
+        possible = [row for row in of_ratio if (row["method"], row["options"], row["store"]) in tried]
         chosen = {
-            key: min(possible, key=lambda one: (loss(one), one["bytes"]))
+            key: min(possible, key=lambda trial: (loss(trial), trial["bytes"]))
             for key, measure, loss in (
-                ("quality", "kept", lambda one: -one["kept"]),
+                ("quality", "kept", lambda trial: -trial["kept"]),
                 # By the divergence; earlier results have a distance or only the share.
                 (
                     "predictions",
                     "predictions",
-                    lambda one: one.get("kl", one.get("distance", -one["predictions"])),
+                    lambda row: row.get("kl", row.get("distance", -row["predictions"])),
                 ),
             )
-            if all(measure in one for one in possible)
+            if all(measure in trial for trial in possible)
         }
-        named = [f"{name_of(one)} by {key} ({_percent(one['kept'])})" for key, one in chosen.items()]
-        best = max(trials, key=lambda one: one["kept"])
+        named = [f"{name_of(trial)} by {key} ({_percent(trial['kept'])})" for key, trial in chosen.items()]
+        best = max(of_ratio, key=lambda trial: trial["kept"])
         yield (
             f"- At {ratio:g}x, `compress` chooses {' and '.join(named)}; the best row is {name_of(best)} "
             f"({_percent(best['kept'])})."
@@ -151,9 +145,13 @@ def main(arguments: Sequence[str]) -> None:
     session = Session(compared)
     # Translations of the model, also for the others.
     predictions = Comparison(session.trained, None, options.text, seed=0)
-    for method, candidate, ratio in trials(options.ratios):
+    # A plain table has its own ratio.
+    trials: list[tuple[str, Candidate, float | None]] = [(*plain, None) for plain in PLAIN]
+    for ratio in options.ratios:
+        trials += [(*combination, ratio) for combination in (*candidates(), *OTHERS)]
+    for method, candidate, ratio in trials:
         key = {"method": method, "options": dict(candidate.options), "store": candidate.store, "ratio": ratio}
-        if any(all(one[name] == key[name] for name in key) for one in record["trials"]):
+        if any(all(earlier[name] == key[name] for name in key) for earlier in record["trials"]):
             continue
         print(*key.values(), file=sys.stderr, flush=True)
         trial = attempt(session, method, candidate, None if ratio is None else Target(ratio))

@@ -104,8 +104,9 @@ class TranslationLoss(nn.Module):
         targets = target[:, 1:, 0].flatten()
         options: dict[str, Any] = {"ignore_index": self.padding, "label_smoothing": 0.1, "reduction": "sum"}
         generator = self.model.generator
-        if hasattr(generator, "loss_and_predictions"):
-            loss: Tensor = generator.loss_and_predictions(hidden, targets, **options)[0]
+        if hasattr(generator, "embedding"):
+            embedding = generator.embedding
+            loss: Tensor = embedding.cross_entropy_and_predictions(hidden, targets, **options)[0]
             return loss
         return F.cross_entropy(generator(hidden).float(), targets, **options)
 

@@ -27,7 +27,6 @@ from recipes.common.tools import run_main
 VOCABULARY, BATCH, TIME = 10000, 20, 70
 TOKENS = BATCH * TIME
 DEVICES = ("cpu", "cuda")
-EMBEDDING = {"method": "standard", "output_bias": True}
 
 
 class PlainLSTM(LanguageModel):
@@ -80,7 +79,8 @@ def models(device: str) -> list[LanguageModel]:
     """Build the AWD-LSTM of the Penn Treebank and plain layers of its shape, each with its own embedding."""
     names = [f"word{number}" for number in range(VOCABULARY)]
     torch.manual_seed(0)
-    regularized, other = (build("awd_lstm", names, EMBEDDING, {}) for _ in range(2))
+    embedding = {"method": "standard", "output_bias": True}
+    regularized, other = (build("awd_lstm", names, embedding, {}) for _ in range(2))
     return [regularized.to(device), PlainLSTM(other).to(device)]
 
 

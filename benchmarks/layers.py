@@ -43,8 +43,6 @@ FUSED = {
     "cut-cross-entropy": "cut_cross_entropy",
 }
 PADDING = 1
-# Times of the plain layer within this factor are noise of the machine.
-_STEADY = 2.0
 COLUMNS = {
     "time_ratio": ("time, ratio", 2),
     "limit_ratio": ("products alone, ratio", 2),
@@ -76,7 +74,6 @@ SETTINGS = {
     "language model": Setting("language model", 267735, 512, 1024),
     "tiny": Setting("tiny", 3000, 512, 64),
 }
-PUBLISHED = ("translation", "language model")
 
 
 class Dense(nn.Module):
@@ -164,9 +161,6 @@ def layer_step(
     return step
 
 
-SIDES = ("input", "output")
-
-
 def operations(step: Step) -> int:
     """Floating-point operations of the matrix products in a step."""
     # The counter lacks the in-place product.
@@ -187,7 +181,7 @@ def measure(
     results = []
     for row in [PLAIN, *rows(setting, methods)]:
         print(f"{setting.name}: measuring {row.name} ...", file=sys.stderr, flush=True)
-        steps = [layer_step(side, one, setting) for one in (row, PLAIN)]
+        steps = [layer_step(side, compared, setting) for compared in (row, PLAIN)]
         seconds, plain_seconds = median_times(steps, repeats)
         apart = ["--peak-of", json.dumps(row), "--settings", setting.name, "--threads", threads]
         results.append(
@@ -211,7 +205,8 @@ def with_ratios(measured: dict[str, Any]) -> list[dict[str, Any]]:
     """
     results = measured["results"]
     taken = [result["plain_seconds"] for result in results]
-    median = statistics.median(taken) if max(taken) > _STEADY * min(taken) else None
+    # Within a factor of two is noise of the machine.
+    median = statistics.median(taken) if max(taken) > 2 * min(taken) else None
     plain_peak = next(result["peak_bytes"] for result in results if result["name"] == DENSE)
     return [
         {
@@ -247,8 +242,8 @@ def as_text(record: dict[str, Any]) -> str:
 def main(arguments: Sequence[str]) -> None:
     """Measure and publish."""
     parser = parser_of("benchmarks.layers", __doc__, threads=min(2, os.cpu_count() or 1))
-    parser.add_argument("side", choices=SIDES)
-    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=PUBLISHED)
+    parser.add_argument("side", choices=("input", "output"))
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=("translation", "language model"))
     parser.add_argument("--methods", nargs="+", choices=se.methods(), default=se.methods())
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

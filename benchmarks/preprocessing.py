@@ -36,7 +36,6 @@ ONSETS = {0: "b c d f g h l m n p r s t v w st".split(), 1: "b d f g h k l m n r
 VOWELS = {0: "a e i o u ea".split(), 1: "a e i o u ä ö ü ei".split()}
 CODAS = {0: ["", "n", "r", "s"], 1: ["", "n", "r", "st"]}
 BLOCK = 10_000
-_SECONDS_BETWEEN_LOOKS = 0.05
 _STEP = re.compile(r"^(\S+): (running|up to date)$")
 
 
@@ -90,7 +89,7 @@ def watch(command: list[str], environment: dict[str, str]) -> dict[str, int]:
         def look() -> None:
             while process.poll() is None:
                 peaks[part] = max(peaks.get(part, 0), _memory(process.pid))
-                time.sleep(_SECONDS_BETWEEN_LOOKS)
+                time.sleep(0.05)
 
         looker = threading.Thread(target=look, daemon=True)
         looker.start()

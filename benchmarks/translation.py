@@ -32,6 +32,7 @@ from recipes.common.tools import read_lines, run_main, write_yaml
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_lines
+from shared_embeddings.utils.reading import read_yaml
 
 # The entry points, in processes of their own.
 COMMANDS = {
@@ -62,13 +63,10 @@ def write_corpus(folder: Path, pairs: int) -> None:
         "valid_steps": 10**6,
         "save_checkpoint_steps": 10**6,
     }
-    write_yaml(folder / "config.yaml", model_settings() | settings)
-
-
-def model_settings() -> dict[str, Any]:
-    """The options of `onmt_train` that both commands know, in fp32."""
+    # In fp32, with the options of `onmt_train` that both commands know.
     options = find_recipe("multi30k_ende").rows["standard_fp32"].train
-    return {name: value for name, value in options.items() if name != "autocast"}
+    model = {name: value for name, value in options.items() if name != "autocast"}
+    write_yaml(folder / "config.yaml", model | settings)
 
 
 def command_speeds(name: str, config: Path, steps: int) -> tuple[float, float]:
@@ -148,7 +146,7 @@ def plain_batches(folder: Path, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 def plain_speeds(folder: Path, steps: int) -> tuple[float, float]:
     """Target tokens for each wall-clock and each CPU second of the plain loop."""
     torch.manual_seed(0)
-    config = model_settings()
+    config = read_yaml(folder / "config.yaml")
     batches = list(islice(plain_batches(folder, config["batch_size"]), FEW + steps))
     model = PlainTransformer(config, len(read_lines(folder / "vocabulary")) + 3)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, config["adam_beta2"]))

@@ -20,7 +20,6 @@ from shared_embeddings.compress.fit import fit
 from shared_embeddings.words.classes import train_word_vectors
 
 CODECS = {"uniform": "rounded, a scale for 32", "trellis": "trellis", "spectral": "spectral"}
-BITS = (1.0, 1.5, 2.0, 4.0, 8.0)
 
 
 def neighbors(table: Tensor, number: int = 2000) -> Tensor:
@@ -39,7 +38,7 @@ def main(text: Path, dim: int) -> None:
     table = torch.from_numpy(train_word_vectors([text], words, dim))
     print("| codec | bits of codes | bits in all | smaller | relative error | same nearest word |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    for bits in BITS:
+    for bits in (1.0, 1.5, 2.0, 4.0, 8.0):
         for codec, name in CODECS.items():
             embedding = fit("quantized", table, bits=bits, codec=codec, progress=False)[0].eval()
             rounded, size = embedding.table(), stored_bits(embedding, "fp16")

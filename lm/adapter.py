@@ -232,16 +232,17 @@ class _OnnxLSTM(nn.Module):
         self.width = layer.hidden_size
         # The gates of torch are i, f, g, o; those of ONNX i, o, f, g.
         weights = (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0)
-        given, recurrent, *biases = (
+        input_weights, recurrent, *biases = (
             part.unflatten(0, (4, -1))[[0, 3, 1, 2]].flatten(0, 1) for part in weights
         )
-        self.given, self.recurrent, self.biases = given[None], recurrent[None], torch.cat(biases)[None]
+        self.input_weights, self.recurrent = input_weights[None], recurrent[None]
+        self.biases = torch.cat(biases)[None]
 
     def forward(self, inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         states = (1, inputs.size(1), self.width)
         outputs, hidden, cell = torch.onnx.ops.symbolic_multi_out(
             "LSTM",
-            [inputs, self.given, self.recurrent, self.biases, None, hidden, cell],
+            [inputs, self.input_weights, self.recurrent, self.biases, None, hidden, cell],
             {"hidden_size": self.width},
             dtypes=(torch.float32,) * 3,
             shapes=((inputs.size(0), *states), states, states),
@@ -252,20 +253,16 @@ class _OnnxLSTM(nn.Module):
 
 @torch.no_grad()
 def traced(model: LanguageModel, name: str, checkpoint_bytes: int) -> OnnxBody:
-    """The graph of a model on the CPU with an embedding of this name; the model cannot be used afterwards.
-
-    Raises:
-        ModuleNotFoundError: onnxscript is not installed.
-        UserError: the model cannot be traced.
-    """
+    """The graph of a model on the CPU with an embedding of this name; the model cannot be used afterwards."""
     require("onnxscript")
     embedding, step = model.embedding, _Step(model).eval()
     # What the model computes: for some texts, for another part of them, and for one token.
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(embedding.num_embeddings, (3, 2 * _EXAMPLE), generator=generator)
     _, state = step(ids[:, :_EXAMPLE], start := model.initial_state(3))
-    one = tuple(part[:, :1].contiguous() for part in state)
-    parts = ((ids[:, :_EXAMPLE], start), (ids[:, _EXAMPLE:], state), (ids[:1, _EXAMPLE : _EXAMPLE + 1], one))
+    single = tuple(part[:, :1].contiguous() for part in state)
+    next_ids = ids[:, _EXAMPLE:]
+    parts = ((ids[:, :_EXAMPLE], start), (next_ids, state), (next_ids[:1, :1], single))
     examples = []
     for part_ids, before in parts:
         logits, after = step(part_ids, before)
@@ -302,7 +299,7 @@ def _exported(step: _Step, state: State) -> Any:
     axes = {0: any_size, 1: any_size} if is_memory else {1: any_size}
     names = [f"state.{number}" for number in range(len(state))]
     with quiet():
-        found = torch.onnx.export(
+        exported = torch.onnx.export(
             step,
             (ids, state),
             dynamo=True,
@@ -312,8 +309,8 @@ def _exported(step: _Step, state: State) -> Any:
             output_names=["logits", *(f"next_{name}" for name in names)],
             verbose=False,
         )
-    assert found is not None
-    program = require("onnx_ir").to_proto(found.model)
+    assert exported is not None
+    program = require("onnx_ir").to_proto(exported.model)
     for value in program.graph.input:
         first, second, *_ = value.type.tensor_type.shape.dim
         second.dim_param = "time" if value.name == "ids" else "batch"

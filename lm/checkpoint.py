@@ -143,9 +143,9 @@ def check_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> No
 
     `path` is for messages.
     """
-    own = distinct_state(model)
-    for name in sorted(own.keys() | state.keys()):
-        theirs, ours = (tuple(part[name].shape) if name in part else "missing" for part in (state, own))
+    expected = distinct_state(model)
+    for name in sorted(expected.keys() | state.keys()):
+        theirs, ours = (tuple(part[name].shape) if name in part else "missing" for part in (state, expected))
         if theirs != ours:
             raise UserError(
                 f"checkpoint {path}: belongs to another model ({name} is {theirs}, expected {ours}); use its "

@@ -20,6 +20,7 @@ Axes: ``B`` chunks in a batch, ``T`` tokens of a segment, ``S`` score_dim.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import math
 import resource
@@ -287,10 +288,6 @@ def read_data(path: Path, split: str | None, known: Sequence[str]) -> Text:
     return Text(tokens, str(path), None, unknown, sha256(path))
 
 
-# Model options that evaluation may change.
-MEMORY_OPTIONS = ("memory_length", "clamp_length", "same_length")
-
-
 def main(arguments: Sequence[str]) -> None:
     """Compute the perplexity of a trained model on all tokens of a text but the first."""
     options = _parser().parse_args(list(arguments))
@@ -314,7 +311,7 @@ def main(arguments: Sequence[str]) -> None:
     device = chosen_device(options.device)
     trained = load_model(options.model, device)
     text = read_data(options.data, options.split, trained.words)
-    memory = set_memory(trained.model, {name: getattr(options, name) for name in MEMORY_OPTIONS})
+    memory = set_memory(trained.model, options)
 
     begin = time.monotonic()
     progress = sys.stderr.isatty()
@@ -410,19 +407,15 @@ def _parser() -> Parser:
     return parser
 
 
-def set_memory(model: LanguageModel, wanted: dict[str, int | None]) -> dict[str, int]:
-    """Change the memory settings of a model where requested; returns the settings in effect.
-
-    Raises:
-        UserError: the model has no such setting.
-    """
-    for name, value in wanted.items():
-        if value is None:
-            continue
-        if not hasattr(model, name):
-            raise UserError(f"{name} is {value}, but {type(model).__name__} has no {name}; remove it")
-        setattr(model, name, value)
-    return {name: getattr(model, name) for name in wanted if hasattr(model, name)}
+def set_memory(model: LanguageModel, options: argparse.Namespace) -> dict[str, int]:
+    """Change the memory settings of a model where requested; return the settings in effect."""
+    names = ("memory_length", "clamp_length", "same_length")
+    for name in names:
+        if (value := getattr(options, name)) is not None:
+            if not hasattr(model, name):
+                raise UserError(f"{name} is {value}, but {type(model).__name__} has no {name}; remove it")
+            setattr(model, name, value)
+    return {name: getattr(model, name) for name in names if hasattr(model, name)}
 
 
 if __name__ == "__main__":

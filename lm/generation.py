@@ -47,18 +47,18 @@ def main(arguments: Sequence[str]) -> None:
     vocabulary = Vocabulary(trained.words)
     if not options.allow_unknown:
         sampling = dataclasses.replace(sampling, forbidden=(vocabulary.unk,))
-    given = options.prompt.replace("\n", f" {EOS} ").split()
-    unknown = [word for word in given if word not in vocabulary.index]
+    prompt_words = options.prompt.replace("\n", f" {EOS} ").split()
+    unknown = [word for word in prompt_words if word not in vocabulary.index]
     if unknown:
         listed = ", ".join(dict.fromkeys(unknown))
         print(f"lm_generate: unknown words are read as <unk>: {listed}", file=sys.stderr)
     # Like every line, the prompt starts after an <eos>.
-    prompt = [vocabulary.eos, *(vocabulary.index.get(word, vocabulary.unk) for word in given)]
+    prompt = [vocabulary.eos, *(vocabulary.index.get(word, vocabulary.unk) for word in prompt_words)]
     for sample in range(options.samples):
         if sample:
             print("---")
         words = generate(trained.model, prompt, options.length, sampling, options.seed + sample)
-        write(given, (vocabulary.words[word] for word in words))
+        write(prompt_words, (vocabulary.words[word] for word in words))
 
 
 def write(prompt: Iterable[str], words: Iterable[str]) -> None:

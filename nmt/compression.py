@@ -19,6 +19,7 @@ from nmt import plan as plans
 from nmt.models import build_from_checkpoint
 from nmt.train.embeddings import OPTION, REQUESTED
 from nmt.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
+from shared_embeddings.accounting import distinct_state
 from shared_embeddings.compress import host
 from shared_embeddings.compress.measure import Quality, Samples, Validation
 from shared_embeddings.embedding import WordEmbedding
@@ -57,13 +58,13 @@ class CheckpointModel(host.TrainedModel):
     def embeddings(self) -> list[WordEmbedding]:
         """Return the input embedding of each side; one for both sides where they share it."""
         self.module.eval()
-        found = []
+        inputs = []
         for side in self.lookup_sides:
             lookup = embeddings.words_module(self.module, side)
             assert isinstance(lookup, (se.SharedEmbedding, nn.Embedding))  # upstream has no other
             words, padding = plans.words_of(self.vocabs, side), plans.padding_of(self.vocabs, side)
-            found.append(WordEmbedding(side, words, padding, lookup))
-        return found
+            inputs.append(WordEmbedding(side, words, padding, lookup))
+        return inputs
 
     def tables(self) -> list[host.EmbeddingTable]:
         """Return the table of each side and of a separate output layer; one table where they share it."""
@@ -110,8 +111,8 @@ class CheckpointModel(host.TrainedModel):
             settings.setdefault("output_bias", True)
         old, whole = self.trained[table], settings
         if isinstance(old, se.SharedEmbedding) and old.inner_embedding() is not old:
-            given = {name: value for name, value in settings.items() if name != "method"}
-            new = host.with_untrained_part(old, plans.words_of(self.vocabs, table), method, given)
+            method_settings = {name: value for name, value in settings.items() if name != "method"}
+            new = host.with_untrained_part(old, plans.words_of(self.vocabs, table), method, method_settings)
             whole = embeddings.stored_settings(new)
         plan = self._plan({table: whole})
         stored = self._stored_options(plan)
@@ -137,10 +138,10 @@ class CheckpointModel(host.TrainedModel):
         from nmt.translation import language_samples, translation_samples
 
         samples = language_samples if self.is_language_model else translation_samples
-        found = samples(self.module, self.vocabs, texts, seed, tokens)
+        predictions = samples(self.module, self.vocabs, texts, seed, tokens)
         modules = {side: embeddings.words_module(self.module, side) for side in self.lookup_sides}
         lookups = {side: {module: 1.0} for side, module in modules.items() if module is not None}
-        return dataclasses.replace(found, lookups=lookups)
+        return dataclasses.replace(predictions, lookups=lookups)
 
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
         """Put the embeddings of all sides into the model; return notes about other changes."""
@@ -164,7 +165,7 @@ class CheckpointModel(host.TrainedModel):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the model, each once."""
-        return embeddings.unique_state(self.module)
+        return embeddings.without_positions(distinct_state(self.module))
 
     def files(self, path: Path) -> list[Path]:
         """Return the files of a model at `path`."""
@@ -229,14 +230,14 @@ class TrimmableCheckpoint(CheckpointModel, host.TrimmableTrainedModel):
             start,
             *(getattr(self.options, "default_specials", None) or ()),
         }
-        found = []
+        vocabularies = []
         for name, vocab in self.original.items():
             words = vocab.ids_to_tokens
             # OpenNMT's marks, those that transforms insert, and the start token
             specials = [w for w in words if w in marks or (w.startswith("｟") and w.endswith("｠"))]
             ids = frozenset(vocab(specials))
-            found.append(host.HostVocabulary(name, words, ids, vocab.default_id, self.sides_of[name]))
-        return found
+            vocabularies.append(host.HostVocabulary(name, words, ids, vocab.default_id, self.sides_of[name]))
+        return vocabularies
 
     def encode(self, vocabulary: str, lines: Sequence[str], trimmed: bool = False) -> list[list[int]]:
         words = (self.trimmed if trimmed else self.original)[vocabulary]

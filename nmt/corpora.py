@@ -18,12 +18,10 @@ from shared_embeddings.utils import reading
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_lines
 
-BYTE_ORDER_MARK = "\ufeff"
-
 
 def clean_line(line: str) -> str:
     """Collapse whitespace of any kind to single spaces, and remove a byte order mark."""
-    return " ".join(line.removeprefix(BYTE_ORDER_MARK).split())
+    return " ".join(line.removeprefix("\ufeff").split())
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from nmt import plan as plans
-from shared_embeddings.accounting import distinct_state, parameter_table
+from shared_embeddings.accounting import parameter_table
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.utils.errors import UserError
 
@@ -32,10 +32,6 @@ class SharedGenerator(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the scores ``(..., V)`` of decoder states ``(..., D)``."""
         return self.embedding.logits(hidden)
-
-    def loss_and_predictions(self, hidden: Tensor, targets: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-        """Return the cross entropy of ``targets`` ``(N,)`` and the best words ``(N,)`` for ``(N, D)``."""
-        return self.embedding.cross_entropy_and_predictions(hidden, targets, **options)
 
 
 def place_embeddings(model: Any, plan: plans.EmbeddingPlan, built: dict[str, se.SharedEmbedding]) -> None:
@@ -96,13 +92,8 @@ def options_without_files(opt: Namespace, model: Any) -> Namespace:
     return stored
 
 
-def unique_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state of a model with each tied tensor once; position encodings are computed."""
-    return without_positions(distinct_state(model))
-
-
 def without_positions(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of an OpenNMT model except its tables of sinusoids."""
+    """Return the tensors of an OpenNMT model except its tables of sinusoids, which are computed."""
     return {name: tensor for name, tensor in state.items() if not name.endswith("make_embedding.pe.pe")}
 
 
@@ -123,7 +114,7 @@ def fill_aliases(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tens
 
 
 def load_unique_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Load the state that `unique_state` returns into a model with the same options."""
+    """Load the state with each tied tensor once into a model with the same options."""
     complete = fill_aliases(model, without_positions(state))
     tensors = without_positions(model.state_dict(keep_vars=True))
     stored, wanted = ({name: tuple(t.shape) for name, t in part.items()} for part in (complete, tensors))

@@ -30,6 +30,7 @@ import shared_embeddings as se
 from nmt import checkpoints, embeddings, length_control, transforms
 from nmt import plan as plans
 from nmt.fixes import apply_registered, replace, wrap
+from shared_embeddings.accounting import distinct_state
 from shared_embeddings.nn.layers import Dropout
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import hold
@@ -159,7 +160,10 @@ def load_checkpoint(original: Any, ckpt_path: str | None) -> dict[str, Any] | No
         checkpoints.check_weights(ckpt_path, checkpoint)
         checkpoint = checkpoints.open_weights(checkpoint, hold)
     if (models := _translated.get()) is not None:
-        models.append(transforms.Recorded.of(ckpt_path, checkpoint))
+        stored = checkpoint.get(checkpoints.SUBWORDS, {})
+        files = {name: content.numpy().tobytes() for name, content in stored.items()}
+        options = dict(vars(checkpoint["opt"]))
+        models.append(transforms.Recorded(ckpt_path, options, checkpoint["vocab"], files))
     return checkpoint
 
 
@@ -202,7 +206,7 @@ def save_checkpoint(original: Any, self: Any, step: int, model: nn.Module) -> An
         logger.info(f"Saving checkpoint {base}.pt")
         # Models with shared embeddings have each tied tensor once.
         is_shared = bool(embeddings.shared_embeddings_of(model))
-        state = embeddings.unique_state(model) if is_shared else model.state_dict()
+        state = embeddings.without_positions(distinct_state(model)) if is_shared else model.state_dict()
         files = checkpoints.write_model(state, saved, f"{base}.pt", self.save_format)
     if distributed:
         torch.distributed.barrier()
@@ -240,7 +244,7 @@ def compute_loss(
     first, last = trunc_start + self.tgt_shift_index, trunc_start + size
     targets = batch["tgt"][:, first:last, 0].reshape(-1)  # (N,)
     hidden = output.reshape(-1, output.size(-1))  # (N, D)
-    loss, predictions = self.generator.loss_and_predictions(
+    loss, predictions = self.generator.embedding.cross_entropy_and_predictions(
         hidden,
         targets,
         ignore_index=self.criterion.ignore_index,
@@ -302,7 +306,7 @@ def set_target_lengths(original: Any, self: Any, src: Tensor, tgt: Tensor, *args
     """Set the lengths of the targets ``(B, T, 1)`` as desired lengths before a training step."""
     for positions in length_control.positions_of(self):
         is_token = tgt[:, :, 0].ne(self.decoder.embeddings.word_padding_idx)
-        positions.set_lengths(is_token.sum(dim=1) - length_control.START_AND_END)
+        positions.set_lengths(is_token.sum(dim=1) - 2)  # without start and end
     return original(self, src, tgt, *args, **kwargs)
 
 
@@ -311,7 +315,9 @@ def start_lengths(original: Any, self: Any, src: Any, enc_out: Any, enc_final_hs
     """Start decoding with the desired lengths of the batch."""
     original(self, src, enc_out, enc_final_hs)
     for positions in length_control.positions_of(self):
-        positions.start(len(src))
+        batch = positions.batch_lengths
+        assert batch is not None, "set_lengths comes first"
+        positions.lengths = batch.repeat_interleave(len(src) // len(batch))
 
 
 @wrap("map_state", TransformerDecoderBase)
@@ -319,4 +325,5 @@ def map_lengths(original: Any, self: Any, change: Any) -> None:
     """Repeat, reorder and drop lengths like the other rows of the decoder state."""
     original(self, change)
     for positions in length_control.positions_of(self):
-        positions.map_rows(change)
+        if positions.lengths is not None:
+            positions.lengths = change(positions.lengths, 0)

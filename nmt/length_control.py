@@ -33,9 +33,8 @@ LENGTH_DEPENDENT = ("ldpe", "lrpe")
 class LengthControlledPositions(nn.Module):
     """Adds the sum of several encodings to a decoder's input ``(B, T, D)``; replaces OpenNMT-py's sinusoids.
 
-    `set_lengths` sets the lengths of a batch. `start` begins a decoding, and `map_rows` keeps the lengths
-    aligned with the rows of the decoder's state when beams are repeated, reordered or finished. The module
-    has no parameters and no maximum length.
+    `set_lengths` sets the lengths of a batch; in a decoding, `lengths` follow the rows of the decoder's state
+    when beams are repeated, reordered or finished. The module has no parameters and no maximum length.
     """
 
     def __init__(self, dim: int, encodings: Sequence[str], layout: str) -> None:
@@ -51,16 +50,6 @@ class LengthControlledPositions(nn.Module):
     def set_lengths(self, lengths: Tensor) -> None:
         """Set the lengths ``(B,)`` of the next batch, in tokens without start and end."""
         self.batch_lengths = self.lengths = lengths
-
-    def start(self, rows: int) -> None:
-        """Begin a decoding whose state has ``rows`` rows: a multiple of the batch size."""
-        assert self.batch_lengths is not None, "set_lengths comes first"
-        self.lengths = self.batch_lengths.repeat_interleave(rows // len(self.batch_lengths))
-
-    def map_rows(self, change: Callable[[Tensor, int], Tensor]) -> None:
-        """Apply ``change(tensor, dim)``, which changes the rows of the decoder's state, to the lengths."""
-        if self.lengths is not None:
-            self.lengths = change(self.lengths, 0)
 
     def forward(self, emb: Tensor, step: int | None = None) -> Tensor:
         """Return the scaled embeddings ``(B, T, D)`` with their positions, from `step` on, added."""
@@ -80,7 +69,6 @@ class LengthControlledPositions(nn.Module):
 
 
 OPTION = "decoder_positions"
-START_AND_END = 2
 
 
 def has_length_control(opt: Namespace) -> bool:

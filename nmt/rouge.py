@@ -36,8 +36,6 @@ from shared_embeddings.utils.paths import existing_file
 from shared_embeddings.utils.reading import read_lines
 
 TOKENS = ("ascii", "unicode", "characters")
-# First letters of the Unicode categories of letters, combining marks and numbers.
-WORD_CATEGORIES = "LMN"
 
 
 def tokenize(text: str, kind: str, stem: Callable[[str], str] | None = None) -> list[str]:
@@ -45,7 +43,8 @@ def tokenize(text: str, kind: str, stem: Callable[[str], str] | None = None) -> 
     if kind == "ascii":
         return list(ascii_tokens(text, None if stem is None else SimpleNamespace(stem=stem)))
     lowered = unicodedata.normalize("NFC", text.lower())
-    letters = (letter if unicodedata.category(letter)[0] in WORD_CATEGORIES else " " for letter in lowered)
+    # Unicode's categories of letters, combining marks and numbers.
+    letters = (letter if unicodedata.category(letter)[0] in "LMN" else " " for letter in lowered)
     words = "".join(letters).split()
     return list("".join(words)) if kind == "characters" else words
 

@@ -77,13 +77,6 @@ class Recorded(NamedTuple):
     vocab: dict[str, Any]
     files: dict[str, bytes]  # content of its subword files, by option
 
-    @classmethod
-    def of(cls, path: str, checkpoint: Mapping[str, Any]) -> Recorded:
-        """Take it from the content of a checkpoint."""
-        stored = checkpoint.get(STORED, {})
-        files = {name: stored[name].numpy().tobytes() for name in SUBWORD_FILES if name in stored}
-        return cls(path, dict(vars(checkpoint["opt"])), checkpoint["vocab"], files)
-
 
 # In translation
 

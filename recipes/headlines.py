@@ -74,11 +74,7 @@ def text_files(folder: Path) -> list[Path]:
 def encode(folder: Path, operations: int, references: Sequence[Path], lengths: Sequence[int]) -> None:
     """Create subwords, characters and the vocabulary of the `text_files` in a folder, and ``data.json``.
 
-    Args:
-        folder: folder of the prepared data.
-        operations: number of BPE merges, which are learned on the training source.
-        references: headlines of the test set.
-        lengths: desired lengths of headlines in characters.
+    BPE merges are learned on the training source; desired lengths of headlines are in characters.
     """
     step, texts = partial(run_step, folder / "steps"), text_files(folder)
     sources, targets = ([path for path in texts if path.suffix == f".{side}"] for side in (SOURCE, TARGET))
@@ -138,17 +134,6 @@ class News(NamedTuple):
     title: str
 
 
-def read_news_settings(recipe: Recipe, path: Path | None = None) -> NewsSettings:
-    """Read the settings of AG News, or those in a file."""
-    where, content = recipe.data_settings(path)
-    return parse_options(where, NewsSettings, content)
-
-
-def locate_news(settings: NewsSettings, downloads: Path) -> Path:
-    """Find the table in ``$DATA_DIR/ag_news`` or download it, and verify its checksum."""
-    return locate(settings.file, "ag_news", settings.url, downloads, settings.sha256)
-
-
 def read_news(path: Path) -> list[News]:
     """Read a file of AG News, with the columns class, title and description."""
     with path.open(encoding="utf-8", newline="") as file:
@@ -193,7 +178,8 @@ def split_news(news: list[News], valid: int, test: int) -> dict[str, list[News]]
 def prepare_news(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Prepare AG News in $RUNS/agnews_headline/data, from $DATA_DIR/ag_news or the network."""
     options = preprocess_parser(prepare_news.__doc__).parse_args(arguments)
-    settings = read_news_settings(recipe, options.settings)
+    where, content = recipe.data_settings(options.settings)
+    settings = parse_options(where, NewsSettings, content)
     if options.smoke:
         recipe = recipe.smoke()
         settings, table = replace(settings, **SMOKE_SETTINGS), recipe.home / "raw" / settings.file
@@ -204,7 +190,8 @@ def prepare_news(recipe: Recipe, arguments: Sequence[str]) -> None:
         with replacing(table) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
     else:
-        table = locate_news(settings, recipe.home / "raw")
+        raw = recipe.home / "raw"
+        table = locate(settings.file, "ag_news", settings.url, raw, settings.sha256)
     text = recipe.data / "text"
 
     def write_texts() -> None:

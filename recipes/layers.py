@@ -23,8 +23,6 @@ from shared_embeddings.utils.paths import existing_path, output_path
 
 # Tokens per block.
 _BLOCK = 2048
-# A standard deviation below this fraction of the mean is the rounding error of a constant.
-_CONSTANT = 1e-6
 
 
 class LayerCorrelation(NamedTuple):
@@ -69,7 +67,8 @@ class Moments:
         mean = self.sums / self.count
         covariance = self.products / self.count - mean.outer(mean)
         deviations = covariance.diagonal().clamp(min=0.0).sqrt()
-        is_constant = deviations <= _CONSTANT * (self.shift + mean).abs()
+        # Smaller standard deviations are the rounding error of a constant.
+        is_constant = deviations <= 1e-6 * (self.shift + mean).abs()
         scale = deviations.reciprocal().masked_fill(is_constant, torch.nan)
         return (covariance * scale[:, None] * scale).clamp(-1.0, 1.0)
 
@@ -87,8 +86,8 @@ def layer_correlations(embedding: WordEmbedding) -> list[LayerCorrelation]:
                 moments.setdefault(layer.name, Moments(layer.values.cpu())).add(layer.values.cpu())
                 groups[layer.name] = layer.groups
     return [
-        LayerCorrelation(f"{embedding.name}: {name}", found.count, found.correlations(), groups[name])
-        for name, found in moments.items()
+        LayerCorrelation(f"{embedding.name}: {name}", moment.count, moment.correlations(), groups[name])
+        for name, moment in moments.items()
     ]
 
 

@@ -126,7 +126,7 @@ def read_papers(source: Path = SOURCE) -> tuple[Paper, ...]:
                 pieces = [("", {**_as_printed(table, table_text), "paper": paper["paper"]})]
             first = pieces[0][1]
             cells = tuple(cell for recipe, piece in pieces for cell in _cells(recipe, piece, rows))
-            known = {each.name: first[each.name] for each in fields(PrintedTable) if each.name in first}
+            known = {key.name: first[key.name] for key in fields(PrintedTable) if key.name in first}
             tables.append(PrintedTable(**known, cells=cells))
         papers.append(Paper(paper["paper"], paper["title"], paper.get("reason", ""), tuple(tables)))
     return tuple(papers)
@@ -186,7 +186,7 @@ def _model(table: Content, row: Content) -> Content:
 def coverage_tables(papers: Sequence[Paper]) -> str:
     """Return all papers as Markdown: a summary, then their tables."""
     cells = [both for paper in papers for both in paper.cells]
-    own = {cell.trained_by: table for table, cell in cells if cell.is_own}
+    owners = {cell.trained_by: table for table, cell in cells if cell.is_own}
     counted = sum(table.table.startswith("Table") for paper in papers for table in paper.tables)
     trained = [cell.trained_by for _, cell in cells if cell.trained_by]
     parts = [
@@ -204,7 +204,9 @@ def coverage_tables(papers: Sequence[Paper]) -> str:
                 rows = "; ".join(dict.fromkeys(cell.row for cell in table.cells))
                 parts.append(f"Not trained separately: {table.reason}." + (f" Rows: {rows}." if rows else ""))
             else:
-                lines = [_coverage_line(table, cell, own.get(cell.trained_by, table)) for cell in table.cells]
+                lines = []
+                for cell in table.cells:
+                    lines.append(_coverage_line(table, cell, owners.get(cell.trained_by, table)))
                 text = markdown(pd.DataFrame(lines, columns=["row", "paper", "trained by"])).rstrip()
                 parts += [*filter(None, [table.note]), text]
     return "\n\n".join(parts) + "\n"

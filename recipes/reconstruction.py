@@ -69,16 +69,12 @@ from shared_embeddings.words.vectors import WordVectors, read_vectors
 
 # Folder of the word pairs in $DATA_DIR.
 WORD_PAIRS = "word-similarity"
-# Special tokens of the corpora.
-_MARKERS = ("<unk>", "<eos>")
 # Words, dimensions and pairs of --smoke; words of its grid.
 WORDS, DIMENSIONS, PAIRS, CHOSEN = 80, 12, 50, 60
 SMOKE_GRID_HELP = "use a small grid and the data of preprocess.sh --smoke"
 # Pictures and markers of the README.
 FIGURE, COMPARED = "figure3.png", "compressed.png"
 MARKER, COMPARISON = "results", "comparison"
-# Sets with fewer known pairs are not compared: their rho means little.
-_LEAST_PAIRS = 100
 
 
 @dataclass(frozen=True)
@@ -219,7 +215,8 @@ def train_source(texts: Sequence[Path], settings: Mapping[str, Any], output: Pat
     lower = output.with_suffix(".txt")
     write_text(lower, "".join(text.read_text(encoding="utf-8").lower() for text in texts))
     counts = count_words([lower])
-    common = [word for word in counts if counts[word] >= settings["min_count"] and word not in _MARKERS]
+    markers = ("<unk>", "<eos>")
+    common = [word for word in counts if counts[word] >= settings["min_count"] and word not in markers]
     # Sorting is stable: ties keep their order.
     words = sorted(common, key=lambda word: -counts[word])
     asked = {name: settings[name] for name in ("dim", "window", "epochs", "seed")}
@@ -319,13 +316,8 @@ def fit_alone(
 ) -> se.SharedEmbedding:
     """Minimize the mean of ``||e - FFN(m * o)||**2`` over words (ALONE, Eq. 4) with Adam.
 
-    Batches are sampled uniformly from the vocabulary; an epoch has V words (section 3.1).
-
-    Args:
-        teacher: ``(V, D)``.
-        options: options of `alone`, including ``seed``.
-        training: of `Training`.
-        title: of the progress bar.
+    The table of the teacher is ``(V, D)``. Batches are sampled uniformly from the vocabulary; an epoch has V
+    words (section 3.1).
     """
     words, dim = teacher.shape
     with torch.random.fork_rng():
@@ -614,7 +606,8 @@ def draw_figure(summary: Sequence[Record], source: Mapping[str, Any], grid: Grid
 
 def draw_comparison(summary: Sequence[Record], source: Mapping[str, Any], path: Path) -> None:
     """Plot the relative error and rho against the stored bytes: the best row of each method and size."""
-    sets = [name for name, result in source.items() if result["known"] >= _LEAST_PAIRS]
+    # The rho of fewer known pairs means little.
+    sets = [name for name, result in source.items() if result["known"] >= 100]
     plain = [record for record in summary if shown_method(record) == PLAIN]
     best = best_of_each_size(summary, "relative_error", plain)
 

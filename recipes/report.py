@@ -82,12 +82,12 @@ def write_report(folder: Path, runs: Path | None = None) -> Path:
         if run:
             tasks += _task(recipe, run, folder)
     figures = []
-    records_by_name = {f"{name}/{one['row']}": one for name, records in results.items() for one in records}
+    by_name = {f"{name}/{record['row']}": record for name, records in results.items() for record in records}
     for paper in read_papers():
         for table in paper.tables:
             if table.plot:
                 picture = f"{table.paper}_{table.table}.png".lower().replace(" ", "_")
-                draw_figure(table, points_of(table, paper, records_by_name), folder / picture)
+                draw_figure(table, points_of(table, paper, by_name), folder / picture)
                 figures.append(f"![{table.paper}, {table.table}: {table.title}]({picture})")
     parts = [
         "# Results",
@@ -274,10 +274,10 @@ def verdict(
 def claims_table() -> str:
     """Return all claims as Markdown, a table for each paper."""
     content, parts = read_yaml(CLAIMS), []
-    records = {f"{name}/{one['row']}": one for name, rows in read_all().items() for one in rows}
-    own = (cell for paper in read_papers() for _, cell in paper.cells if cell.is_own)
+    records = {f"{name}/{record['row']}": record for name, rows in read_all().items() for record in rows}
+    cells = (cell for paper in read_papers() for _, cell in paper.cells if cell.is_own)
     # The figures that the papers' rows are judged by.
-    printed = {cell.trained_by: [cell.figures[key] for key in by_importance(cell.figures)] for cell in own}
+    printed = {cell.trained_by: [cell.figures[key] for key in by_importance(cell.figures)] for cell in cells}
     claims = pd.DataFrame(content["claims"])
     for paper, claimed in claims.groupby("by", sort=False):
         lines = []

@@ -17,8 +17,6 @@ from recipes.common.tools import SMOKE, SMOKE_HELP, matching, python_path
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.errors import UserError
 
-# Seconds after which a process that was told to stop, and saves its state, is killed.
-_GRACE = 60.0
 # Script of recipes with a single step.
 WHOLE = "run.sh"
 # Timeout of a script, generous for busy machines.
@@ -81,7 +79,7 @@ def run_rows(recipe: Recipe, rows: Sequence[str], count: int, seconds: float) ->
             process.terminate()
         for _, process in running.values():
             try:
-                process.wait(_GRACE)
+                process.wait(60.0)  # it saves its state
             except subprocess.TimeoutExpired:
                 process.kill()
     return [row for row in rows if find_result(recipe.home, row) is None]

@@ -41,13 +41,13 @@ LlamaForCausalLM(config).save_pretrained("MODEL")
 
 def blocks(readme: str) -> list[list[str]]:
     """The commands of the sections: lines of shell blocks, and whole Python programs."""
-    found = []
+    commands = []
     for section in readme.split("\n## "):
         if section.partition("\n")[0] in SECTIONS:
             for language, code in _BLOCK.findall(section):
                 lines = [code] if language else code.splitlines()
-                found += [["python", "-c", line] if language else ["bash", "-c", line] for line in lines]
-    return found
+                commands += [["python", "-c", line] if language else ["bash", "-c", line] for line in lines]
+    return commands
 
 
 def walk(folder: Path, model: Path | None) -> int:

@@ -106,11 +106,11 @@ class Vocabulary:
         """
         ordered = sorted((-count, word) for word, count in counts.items() if word not in (UNK, EOS))
         room = len(ordered) if limits.max_size is None else limits.max_size - 2
-        kept = [(count, word) for count, word in ordered[:room] if -count >= limits.min_frequency]
-        excluded = sum(count for count, _ in ordered) - sum(count for count, _ in kept)
-        kept += [(excluded - counts.get(UNK, 0), UNK), (-counts.get(EOS, 0), EOS)]
-        kept.sort()
-        return cls([word for _, word in kept], [-count for count, _ in kept])
+        entries = [(count, word) for count, word in ordered[:room] if -count >= limits.min_frequency]
+        excluded = sum(count for count, _ in ordered) - sum(count for count, _ in entries)
+        entries += [(excluded - counts.get(UNK, 0), UNK), (-counts.get(EOS, 0), EOS)]
+        entries.sort()
+        return cls([word for _, word in entries], [-count for count, _ in entries])
 
     def encode(self, text_line: str) -> list[int]:
         """Ids of the whitespace-separated words of a line, followed by ``<eos>``."""

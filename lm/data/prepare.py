@@ -86,12 +86,7 @@ def _texts(options: argparse.Namespace) -> tuple[str, Texts, Published | None]:
 
 
 def share_lines(fractions: str, total: int) -> dict[str, int]:
-    """The number of lines of each split out of `total`: rounded, at least one; the rest is for training.
-
-    Raises:
-        UserError: the fractions ``TRAIN,VALID,TEST`` are not three positive numbers that sum to 1, or there
-            are fewer than three lines.
-    """
+    """The number of lines of each split out of `total`: rounded, at least one; the rest is for training."""
     try:
         parts = list(map(float, fractions.split(",")))
     except ValueError:
@@ -114,13 +109,7 @@ def split_texts(
 ) -> dict[str, list[Path]]:
     """Split the lines of concatenated texts at random, keeping their order, with one byte of memory per line.
 
-    Args:
-        folder: gets ``train.txt``, ``valid.txt`` and ``test.txt``.
-        fractions: of lines in each split as ``TRAIN,VALID,TEST``, drawn with `seed`.
-        force: replace other texts with these names.
-
-    Raises:
-        UserError: the fractions are invalid, there are too few lines, or the folder has other texts.
+    The folder gets ``train.txt``, ``valid.txt`` and ``test.txt``; only with `force`, they replace others.
     """
     outputs = {split: folder / f"{split}.txt" for split in SPLITS}
     if any(output.exists() and path.samefile(output) for path in paths for output in outputs.values()):

@@ -88,13 +88,6 @@ class Geometry(NamedTuple):
     blocks: BlockMask | None = None  # the mask for flex attention
 
 
-def sinusoids(distances: Tensor, dim: int) -> Tensor:
-    """Encodings R ``(n, D)`` of distances ``(n,)``: sines in the first half, cosines in the second."""
-    rates = 10000.0 ** (-torch.arange(0, dim, 2, device=distances.device, dtype=torch.float32) / dim)
-    angles = torch.outer(distances.float(), rates)
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)
-
-
 def geometry(
     length: int,
     memory: int,
@@ -113,7 +106,11 @@ def geometry(
     """
     keys = memory + length
     distances = torch.arange(keys - 1, -2, -1, device=device)
-    encodings = sinusoids(distances if clamp is None else distances.clamp(max=clamp), dim)
+    if clamp is not None:
+        distances = distances.clamp(max=clamp)
+    rates = 10000.0 ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
+    angles = torch.outer(distances.float(), rates)
+    encodings = torch.cat([angles.sin(), angles.cos()], dim=-1)
     queries = torch.arange(memory, keys, device=device)
     apart = queries.unsqueeze(1) - torch.arange(keys, device=device)
     hidden_keys = apart < 0
@@ -131,19 +128,6 @@ def geometry(
 def _compiled_flex_attention() -> Callable[..., Tensor]:
     """Flex attention as one kernel: without compilation, it builds all scores."""
     return torch.compile(_flex_attention)
-
-
-def by_key(scores: Tensor) -> Tensor:
-    """Convert scores by distance ``(..., T, K + 1)`` to scores by key ``(..., T, K)``, without a copy.
-
-    The columns of `scores` have distances K - 1, …, 0, -1. Entry (i, j) of the result is the score of the
-    distance of query i and key j, and undefined for negative distances.
-    """
-    length, columns = scores.shape[-2:]
-    keys = columns - 1
-    # Each row starts one distance later than the row before, so rows of K entries are aligned.
-    aligned = scores.flatten(-2)[..., length - 1 : length - 1 + length * keys]
-    return aligned.unflatten(-1, (length, keys))
 
 
 class RelativeAttention(nn.Module):
@@ -184,7 +168,12 @@ class RelativeAttention(nn.Module):
         # Queries have a narrower dtype than the biases under autocast.
         by_content = (query + content_bias.to(query.dtype)).transpose(1, 2)
         by_position = (query + position_bias.to(query.dtype)) * self.head_dim**-0.5
-        scores = by_key(torch.einsum("bthc,khc->bhtk", by_position, encodings))
+        by_distance = torch.einsum("bthc,khc->bhtk", by_position, encodings)
+        # From distances K - 1, …, 0, -1 to keys, without a copy: each row starts one distance later than the
+        # row before, so rows of K entries are aligned. Negative distances get undefined scores.
+        length, keys = by_distance.size(-2), by_distance.size(-1) - 1
+        aligned = by_distance.flatten(-2)[..., length - 1 : length - 1 + length * keys]
+        scores = aligned.unflatten(-1, (length, keys))
         if geometry.blocks is None:
             gathered = F.scaled_dot_product_attention(
                 by_content,
@@ -285,9 +274,9 @@ class TransformerXL(LanguageModel, kind="transformer_xl", options_class=Transfor
         for layer, memory in zip(self.layers, state, strict=True):
             new = hidden.detach().transpose(0, 1)
             new = new[max(0, new.size(0) - self.memory_length) :]
-            kept = min(memory.size(0), self.memory_length - new.size(0))
+            length = min(memory.size(0), self.memory_length - new.size(0))
             # torch.cat copies, which releases the memory of older inputs.
-            memories.append(torch.cat([memory[memory.size(0) - kept :], new]))
+            memories.append(torch.cat([memory[memory.size(0) - length :], new]))
             hidden = layer(hidden, memory.transpose(0, 1), places, self.content_bias, self.position_bias)
         return Output(self.dropout(hidden), tuple(memories), hidden.new_zeros(()))
 

@@ -49,19 +49,18 @@ LAST, BEST, CONFIG = "last.pt", "best.pt", "config.yaml"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command.
-
-    Raises:
-        UserError: the settings or the data are invalid, or training diverged.
-        KeyboardInterrupt: a signal stopped training; the same command resumes it.
-    """
+    """Run the command; `KeyboardInterrupt` if a signal stopped training, which the same command resumes."""
     if not arguments or {"-h", "-help", "--help"} & set(arguments):
         print(help_text())
         return
     try:
         config = parse(from_arguments(arguments))
+        folder = Path(config.training.output_dir)
         with joined(config.training.device) as group:
-            train(config, group)
+            if folder.exists() and not folder.is_dir():
+                raise UserError(f"output_dir {folder}: is a file; choose another path")
+            with locked(folder / ".lock") if group.is_first else nullcontext():
+                train(config, group)
     except (UserError, KeyboardInterrupt) as error:
         # All processes have the same error: one of them reports it.
         if int(os.environ.get("LOCAL_RANK", 0)):
@@ -70,21 +69,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def train(config: Configuration, group: Group) -> None:
-    """Train in this process, from scratch or from last.pt in the output folder.
-
-    Raises:
-        UserError, KeyboardInterrupt: see `main`.
-        BlockingIOError: another process trains in this folder.
-    """
-    folder = Path(config.training.output_dir)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"output_dir {folder}: is a file; choose another path")
-    with locked(folder / ".lock") if group.is_first else nullcontext():
-        _train(config, group)
-
-
-def _train(config: Configuration, group: Group) -> None:
-    """Build the model or restore the run, then train; see `train`."""
+    """Build the model, or restore the run from last.pt in the output folder, then train."""
     options, settings = config.training, config.flat()
     if options.wandb is not None:
         require("wandb")  # before the long work
@@ -298,11 +283,7 @@ def save_run(
 
 
 def restore_run(path: Path, trainer: Trainer, settings: Mapping[str, Any], corpus_checksum: str) -> None:
-    """Restore the state saved by `save_run`.
-
-    Raises:
-        UserError: the file cannot be read, or its run has other settings, data or processes.
-    """
+    """Restore the state saved by `save_run`, for the same settings, data and processes."""
     content = read_checkpoint(path)
     training = content["training"]
     if training is None:

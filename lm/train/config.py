@@ -29,8 +29,6 @@ from shared_embeddings.utils.options import (
 )
 from shared_embeddings.utils.reading import read_yaml
 
-# Seeds must be below this. torch allows twice as many; the upper half is for derived seeds.
-SEEDS = 2**63
 # Keys that may change when a run resumes: none of them affects the result of a step.
 FREE_TO_CHANGE = {
     *("data", "output_dir", "epochs", "steps", "log_every", "save_every", "device", "compile", "wandb")
@@ -74,7 +72,8 @@ class TrainingOptions:
     )
     compile: bool = option("compile the model with torch.compile.", False)
     device: Literal["auto", "cpu", "cuda"] = option("cpu, cuda, or auto (CUDA if available).", "auto")
-    seed: int = option("for initialization, dropout and segment lengths.", 1, minimum=0, below=SEEDS)
+    # torch allows twice as many; the upper half is for derived seeds.
+    seed: int = option("for initialization, dropout and segment lengths.", 1, minimum=0, below=2**63)
     embedding_distillation: Mapping[str, Any] | None = option(
         "{teacher: CHECKPOINT, alpha: 0.01} fits the embedding to the table of a trained model, starts from "
         "its network, and keeps the table close (Distilled Embedding).",
@@ -142,7 +141,7 @@ class Configuration:
         return values
 
 
-def parse(given: Mapping[str, Any]) -> Configuration:
+def parse(values: Mapping[str, Any]) -> Configuration:
     """Validate a flat mapping of keys to values.
 
     Raises:
@@ -152,12 +151,12 @@ def parse(given: Mapping[str, Any]) -> Configuration:
     every = all_groups()
     groups: dict[str, type] = {"training": TrainingOptions}
     for key in ("model", "optimizer", "schedule"):
-        value = given.get(key, TrainingOptions.__dataclass_fields__[key].default)
+        value = values.get(key, TrainingOptions.__dataclass_fields__[key].default)
         check_known(key, value, [title.split()[1] for title in every if title.startswith(f"{key} ")])
         groups[f"{key} {value}"] = every[f"{key} {value}"]
     known = {title: [field.name for field in dataclasses.fields(options)] for title, options in every.items()}
     names = [name for title in groups for name in known[title]]
-    for key in given:
+    for key in values:
         owners = [title for title in every if key in known[title]]
         if owners and key not in names:
             kind = owners[0].split()[0]
@@ -167,7 +166,7 @@ def parse(given: Mapping[str, Any]) -> Configuration:
             )
         check_known("key", key, names)
     parsed: list[Any] = [
-        parse_options(title, options, {key: given[key] for key in given if key in known[title]})
+        parse_options(title, options, {key: values[key] for key in values if key in known[title]})
         for title, options in groups.items()
     ]
     return Configuration(*parsed)
@@ -196,14 +195,14 @@ def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
     Raises:
         UserError: see `parse_words`; or the file cannot be read.
     """
-    given = parse_words(arguments)
-    if "config" not in given:
-        return given
-    path = Path(str(given.pop("config")))
+    values = parse_words(arguments)
+    if "config" not in values:
+        return values
+    path = Path(str(values.pop("config")))
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise UserError(f"config {path}: is not a mapping; write one 'key: value' per line")
-    return {**content, **given}
+    return {**content, **values}
 
 
 def help_text() -> str:

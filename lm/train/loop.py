@@ -72,11 +72,7 @@ class Group:
 
 @contextmanager
 def joined(device: str) -> Iterator[Group]:
-    """Join the process group of torchrun, or create a group of one process, on a `chosen_device`.
-
-    Raises:
-        UserError: there are fewer CUDA devices than processes on this machine.
-    """
+    """Join the process group of torchrun, or create a group of one process, on a `chosen_device`."""
     place = chosen_device(device, int(os.environ.get("LOCAL_RANK", 0)))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size == 1:
@@ -189,7 +185,6 @@ class Trainer:
         model: on its device.
         train, valid: word ids ``(N,)`` of the texts.
         reconstruction, soft_targets: see `SegmentLoss`.
-
     """
 
     def __init__(
@@ -251,18 +246,14 @@ class Trainer:
     def run(self, report: Report, save: Callable[[], None], save_best: Callable[[], None]) -> None:
         """Run the training loop.
 
-        Args:
-            report: receives progress.
-            save: saves the state for resumption; called in all processes.
-            save_best: saves the model, with averaged parameters in place, after its best validation;
-                called in the first process.
+        All processes call `save`, which saves the state for resumption; the first one calls `save_best` with
+        averaged parameters in place.
 
         Raises:
             UserError: the loss or a parameter is not finite; the state is not saved.
             KeyboardInterrupt: a process was asked to stop; `save` was called after the last whole step.
         """
         options = self.options
-
         since = time.monotonic(), self.step, self.tokens
         with self._stop:
             while self.done < 1:
@@ -425,10 +416,10 @@ class SegmentLoss(nn.Module):
             cross_entropy, after = loss.detach(), output.state
         else:
             teacher, share = self.soft_targets
-            own = len(state) - len(teacher.initial_state(1))
-            output = self.model(ids, state[:own])
+            split = len(state) - len(teacher.initial_state(1))
+            output = self.model(ids, state[:split])
             with torch.no_grad():
-                taught = teacher(ids, state[own:])
+                taught = teacher(ids, state[split:])
                 teacher_scores = teacher.embedding.logits(taught.hidden).flatten(0, 1)
             scores = self.model.embedding.logits(output.hidden).flatten(0, 1)
             loss = soft_cross_entropy(scores, teacher_scores, targets.flatten(), share)

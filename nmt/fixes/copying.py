@@ -25,9 +25,6 @@ from torch import Tensor
 
 from nmt.fixes import replace, wrap
 
-# Probability of copied words whose probability was added to the vocabulary.
-_NOTHING = 1e-10
-
 
 @replace("forward", CopyGenerator)
 def mixed_probabilities(generator: Any, hidden: Tensor, attention: Tensor, source: Tensor) -> Tensor:
@@ -63,7 +60,7 @@ def collapsed(probabilities: Tensor, copies: Sequence[Copies]) -> Tensor:
     for sentence, (places, ids) in enumerate(copies):
         rows = probabilities[sentence]
         rows.index_add_(1, ids, rows.index_select(1, places))
-        rows.index_fill_(1, places, _NOTHING)
+        rows.index_fill_(1, places, 1e-10)  # they are in the vocabulary now
     return probabilities
 
 

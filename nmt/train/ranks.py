@@ -20,7 +20,6 @@ from shared_embeddings.utils.command_line import StopFlag
 from shared_embeddings.utils.errors import UserError
 
 _POLL_SECONDS = 0.2
-_GRACE_SECONDS = 30  # for the other ranks when one has failed
 
 
 def train(opt: Namespace, record: dict[str, Any]) -> None:
@@ -42,7 +41,7 @@ def train(opt: Namespace, record: dict[str, Any]) -> None:
             _train_rank, (opt, record, event), len(opt.gpu_ranks), join=False, start_method="spawn"
         )
         try:
-            while not ranks.join(_POLL_SECONDS, _GRACE_SECONDS):
+            while not ranks.join(_POLL_SECONDS, grace_period=30):
                 if stop.requested:
                     event.set()
         except ProcessExitedException as error:

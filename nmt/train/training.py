@@ -147,7 +147,10 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any], must_stop: Mus
     saver.resume_state = lambda: gather_resume_state(trainer, batches)
     if resume is not None:
         restore_state(trainer, resume)
-    restore_dropout(model, opt, first_step)
+    # OpenNMT-py only follows the schedule at the step itself.
+    reached = [place for place, start in enumerate(opt.dropout_steps) if start <= first_step]
+    if reached and reached[-1] > 0:
+        model.update_dropout(opt.dropout[reached[-1]], opt.attention_dropout[reached[-1]])
     _run_steps(trainer, batches, valid, opt, must_stop)
 
 
@@ -202,13 +205,6 @@ def _run_steps(
         trainer.report_manager.bar.close()
         if trainer.report_manager.tensorboard_writer is not None:
             trainer.report_manager.tensorboard_writer.close()
-
-
-def restore_dropout(model: Any, opt: Namespace, step: int) -> None:
-    """Set the dropout of a resumed model to its schedule; OpenNMT-py only does it at the step itself."""
-    reached = [place for place, start in enumerate(opt.dropout_steps) if start <= step]
-    if reached and reached[-1] > 0:
-        model.update_dropout(opt.dropout[reached[-1]], opt.attention_dropout[reached[-1]])
 
 
 def _check_same_model(opt: Namespace, saved: dict[str, Any]) -> None:

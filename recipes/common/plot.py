@@ -24,12 +24,8 @@ _COLORS = (
     *("#17becf", "#4d5fd0", "#c2185b", "#00997a", "#d4a017", "#7f9c1f"),
 )
 _MARKERS = "osD^vPX*<>phd8"
-_LEADER = {"arrowstyle": "-", "color": "#8c8c8c", "linewidth": 0.6}
-_REFERENCE: dict[str, Any] = {"color": "#8c8c8c", "linestyle": "--", "linewidth": 0.9, "zorder": 0}
 # In inches.
 _WIDTH, _HEIGHT, _DPI = 4.2, 4.9, 130
-# Perplexities above this multiple of the plain table's are only named.
-HIGHEST = 1.6
 
 
 def style(method: str) -> dict[str, Any]:
@@ -95,9 +91,11 @@ def quality_size_plot(results: Sequence[Record], path: Path, quality: str, title
     by_stage = {name: [record for record in results if stage(record, by_name) == name] for name in STAGES}
     rounded = [record for record in results if shown_method(record) == PLAIN and record["config"].get("fit")]
     # Without rounded rows, the tables that others are compared with.
-    plain = [*teachers(rounded, by_name), *rounded] or [one for one in results if is_baseline(one["row"])]
+    baselines = [record for record in results if is_baseline(record["row"])]
+    plain = [*teachers(rounded, by_name), *rounded] or baselines
     best = min((record["metrics"][quality] for record in plain), default=math.inf)
-    limit = HIGHEST * best if quality == "perplexity" else math.inf
+    # Higher perplexities are only named.
+    limit = 1.6 * best if quality == "perplexity" else math.inf
     # Second trainings of the plain table with the same outcome.
     copies = [
         record
@@ -127,7 +125,9 @@ def quality_size_plot(results: Sequence[Record], path: Path, quality: str, title
         draw_points(axes, points, quality, _note, [record for record in points if record not in on_line])
         for record in points:
             if record in wholes and shown_method(record) == PLAIN:
-                axes.axhline(record["metrics"][quality], **_REFERENCE)
+                axes.axhline(
+                    record["metrics"][quality], color="#8c8c8c", linestyle="--", linewidth=0.9, zorder=0
+                )
         axes.set_title(name if len(used) > 1 else "", fontsize=10)
     quality_axis(panels[0], quality)
     finish(figure, panels, path)
@@ -286,7 +286,8 @@ def finish(
             places = [np.asarray(points.get_offsets())[0] for points in axes.collections]
             corner = [text for text in axes.texts if text not in texts]
             options: Any = {"objects": corner or None, "expand": (1.5, 2.0), "iter_lim": 500}
-            adjust_text(texts, *zip(*places), ax=axes, arrowprops=_LEADER, **options)
+            leader = {"arrowstyle": "-", "color": "#8c8c8c", "linewidth": 0.6}
+            adjust_text(texts, *zip(*places), ax=axes, arrowprops=leader, **options)
     write_png(figure, path)
 
 

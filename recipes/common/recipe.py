@@ -113,7 +113,7 @@ def read_rows(path: Path, _version: int) -> dict[str, Row]:
     """Return the rows of a ``rows.yaml`` by name, in file order; rows of papers come last."""
 
     def row_of(name: str, settings: Content) -> Row:
-        merged = _merge(_group(settings.get("group", COMMON), path), settings)
+        merged = _in_group(settings, settings.get("group", COMMON), path)
         for key in ("group", "extends", "note"):
             merged.pop(key, None)
         hardware = merged.pop("hardware", "not in the paper")
@@ -154,19 +154,18 @@ def read_rows(path: Path, _version: int) -> dict[str, Row]:
     return rows
 
 
-def _group(name: str, path: Path) -> Content:
-    """Return the settings of a group, ``NAME`` or ``RECIPE/NAME``, and of the groups that it extends."""
+def _in_group(settings: Content, name: str, path: Path) -> Content:
+    """Return settings with those of a group, ``NAME`` or ``RECIPE/NAME``, and of the groups that it extends.
+
+    The first ones take precedence, in mappings option by option.
+    """
     recipe, _, local_name = name.rpartition("/")
     path = path.parents[1] / recipe / FILE if recipe else path
     group: Content = read_file(path)["groups"][local_name]
-    return _merge(_group(group["extends"], path), group) if "extends" in group else group
-
-
-def _merge(base: Content, changes: Content) -> Content:
-    """Merge settings; `changes` take precedence over `base`, in mappings option by option."""
-    both = base.keys() & changes.keys()
-    inner = {key: {**base[key], **changes[key]} for key in both if isinstance(changes[key], dict)}
-    return {**base, **changes, **inner}
+    if "extends" in group:
+        group = _in_group(group, group["extends"], path)
+    both = [key for key in group.keys() & settings.keys() if isinstance(settings[key], dict)]
+    return {**group, **settings, **{key: {**group[key], **settings[key]} for key in both}}
 
 
 # Rows of --smoke: options that replace those of a row, where it has them, and options that it always gets.

@@ -40,15 +40,8 @@ def write_result(
     """Write or replace the line of `row` in the ``results.jsonl`` of a folder, and return the file.
 
     Paths in the repository become relative. The date, git commit, dirty flag, versions and device are added.
-
-    Args:
-        folder: where the file is.
-        row: name of the row.
-        config: settings that are not defaults.
-        counts: parameter counts, see `nmt.models.describe_checkpoint`.
-        metrics: scores with signatures, speed, training time.
-        data_checksum: SHA-256 of the data.
-        extra: other values, such as ``peak_memory_mib``; it may override the device.
+    `config` has settings that are not defaults, `metrics` scores with signatures, speed and training time;
+    `extra` are other values, such as ``peak_memory_mib``, and may override the device.
     """
     record = {
         "row": row,
@@ -191,7 +184,7 @@ def flatten(metrics: Mapping[str, Any]) -> dict[str, float]:
     and the share of a decoder's most probable words that stay is ``kept TEXT``.
     """
     flat = {key: metrics[key] for key in _MEASURES if key in metrics}
-    lengths = {key.removeprefix("length_"): found for key, found in metrics.items() if "length_" in key}
+    lengths = {key.removeprefix("length_"): scores for key, scores in metrics.items() if "length_" in key}
     for length, scores in lengths.items():
         for name, score in scores["recall"].items():
             if name in _MEASURES:

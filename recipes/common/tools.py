@@ -29,7 +29,6 @@ from shared_embeddings.utils.command_line import run
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing, sha256, write_text
 
-REPORT = "fit.json"
 # Part of a run: when it started and ended (None if it was killed).
 Segment = dict[str, Any]
 
@@ -263,7 +262,7 @@ def fit_model(
     arguments: list[str | Path] = ["compress", "--model", teacher, "--method", json.dumps(dict(embedding))]
     arguments += ["--text", *texts] if fit.get("calibrate") else ["--token-counts", counts]
     arguments += ["--seed", str(seed), "--force"]
-    arguments += ["--output", output, "--report", output.with_name(REPORT)]
+    arguments += ["--output", output, "--report", output.with_name("fit.json")]
     for key in ("fit_steps", "store"):
         if key in fit:
             arguments += [f"--{key.replace('_', '-')}", str(fit[key])]

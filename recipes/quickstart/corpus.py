@@ -284,8 +284,6 @@ def say(speech: Speech, kind: str, value: Value) -> str:
 Pair = tuple[str, str]
 SIZES = {"train": 20000, "valid": 500, "test": 500}
 TEMPLATES = Path(__file__).with_name("templates.yaml")
-# Repeated sentences in a row after which there are considered to be no new ones.
-MAXIMUM_REPEATS = 2000
 
 
 class Template(NamedTuple):
@@ -339,7 +337,7 @@ def make_corpus(source: str, target: str, sizes: dict[str, int], seed: int = 1) 
     for pair in generate(source, target, seed):
         if pair[0] in sources or pair[1] in targets:
             repeats += 1
-            if repeats > MAXIMUM_REPEATS:
+            if repeats > 2000:  # there are probably no new ones
                 raise UserError(f"{wanted:,} sentence pairs are too many: no new one after {len(pairs):,}")
             continue
         repeats = 0

@@ -40,19 +40,15 @@ from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.files import locked, remove, write_lines
 from shared_embeddings.utils.paths import output_path
 
-EXAMPLES = 4
 TRANSLATION = "test.translation"
 SMOKE_DEFAULTS = {
     **{"train": LINES, "valid": TEST_LINES, "test": TEST_LINES},
     **{"steps": 20, "rows": "standard,funnel"},
 }
-# More threads do not make such small models faster.
-MAXIMUM_THREADS = 4
 COLUMNS = ("row", "embedding", "smaller", "total", "bleu", "difference", "speed")
 # Files and packages that determine the text, in addition to the settings.
 SOURCES = [Path(__file__).with_name(name) for name in ("corpus.py", "templates.yaml")]
 PACKAGES = ("babel", "num2words", "sacremoses")
-_REPORT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -137,7 +133,7 @@ def run_rows(recipe: Recipe, rows: Sequence[Row], work: Callable[[Recipe, Row], 
         try:
             pending = set(futures)
             while pending:
-                done, pending = wait(pending, _REPORT_SECONDS, FIRST_EXCEPTION)
+                done, pending = wait(pending, 10.0, FIRST_EXCEPTION)
                 for future in done:
                     future.result()
                 for row, future in zip(rows, futures, strict=True):
@@ -165,7 +161,7 @@ def show(recipe: Recipe, rows: Sequence[Row]) -> None:
     source, target = (
         read_lines(recipe.data / "text" / f"test.{data[side]}") for side in ("source", "target")
     )
-    print(f"\n{side_by_side(source, target, texts, EXAMPLES)}\n")
+    print(f"\n{side_by_side(source, target, texts, count=4)}\n")
     print(markdown_table(records, COLUMNS), flush=True)
     picture = recipe.home / "quality_size.png"
     quality_size_plot(records, picture, "bleu", "Quickstart: a generated corpus")
@@ -225,9 +221,10 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     )
     rows = pair.rows_named(options.rows)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # Two trainings with one thread each are faster than one with two threads.
+    # Two trainings with one thread each are faster than one with two threads; such small models are not
+    # faster with more than four.
     at_once = min(options.jobs or cores, len(rows))
-    threads = max(1, min(MAXIMUM_THREADS, cores // at_once))
+    threads = max(1, min(4, cores // at_once))
     os.environ |= {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
     torch.set_num_threads(threads)
     with locked(pair.home / "lock"):

@@ -52,12 +52,7 @@ class Decoder:
 
     model: Any
     tokenizer: Any
-
-    @property
-    def table(self) -> Tensor:
-        """The table ``(V, D)`` that scores words."""
-        weight: Tensor = self.model.get_output_embeddings().weight
-        return weight
+    table: Tensor  # (V, D), which scores words
 
     def states(self, ids: Tensor) -> Tensor:
         """Return the last hidden states ``(n, D)`` after ids ``(n,)``."""
@@ -76,7 +71,7 @@ def read_dense(folder: Path, original: Decoder | None = None) -> Decoder:
         for name, parameter in model.named_parameters():
             if torch.equal(parameter, theirs[name]):
                 parameter.data = theirs[name].data
-    return Decoder(model, read_tokenizer(folder))
+    return Decoder(model, read_tokenizer(folder), model.get_output_embeddings().weight)
 
 
 def cut_windows(tokenizer: Any, text: str, number: int, length: int) -> Tensor:

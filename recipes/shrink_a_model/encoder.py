@@ -104,7 +104,7 @@ def speed_ratio(encoder: Encoder, original: Encoder, sentences: Sequence[str]) -
     The two take turns, so that other work on the machine slows both.
     """
     encoders = (original, encoder)
-    inputs = [each.tokens(sentences[:_BATCH]) for each in encoders]
+    inputs = [compared.tokens(sentences[:_BATCH]) for compared in encoders]
     best = [float("inf")] * 2
     for _ in range(_ROUNDS):
         for place, (ids, mask) in enumerate(inputs):

@@ -102,8 +102,6 @@ SUMMARY_LINES = {
     "spectral": ("spectral", 0, (8, 2)),
     "spectral, calibrated": ("spectral, calibrated", -2, (0, 12)),
 }
-# Larger losses, in percent, are left out there.
-_MOST_LOSS = 1000
 # Smaller and larger losses, in percent, are drawn as these: a logarithmic axis has no 0.
 _LEAST_LOSS, _GREATEST_LOSS = 0.1, 10_000
 # Sentences whose vectors are compared between ONNX Runtime and PyTorch.
@@ -340,45 +338,35 @@ def evaluate_decoders(home: Path, rows: Sequence[ShrinkRow]) -> None:
     Some rows of one decoder share a pass over its windows, so that the original reads them once. An
     interrupted pass resumes at the next window.
     """
-    rest: dict[str, list[ShrinkRow]] = {}
+    rest: dict[str, list[tuple[ShrinkRow, Sums]]] = {}
     for row in rows:
+        folder = model_folder(home, row.name)
+        files = {"model": folder / WEIGHTS, "windows": windows_file(home, row.decoder)}
+        checksums = {name: sha256(file) for name, file in files.items()}
         known = find_result(home, row.name)
-        if known is not None and known.get("checksums") == decoder_checksums(home, row):
+        if known is not None and known.get("checksums") == checksums:
             print(f"{row.name}: up to date", flush=True)
         else:
-            rest.setdefault(row.decoder, []).append(row)
+            sums = Sums(folder.with_suffix(".windows.json"), checksums)
+            rest.setdefault(row.decoder, []).append((row, sums))
     for decoder_rows in rest.values():
         for first in range(0, len(decoder_rows), _TOGETHER):
             measure_decoders(home, decoder_rows[first : first + _TOGETHER])
 
 
-def decoder_checksums(home: Path, row: ShrinkRow) -> dict[str, str]:
-    """Return the SHA-256 of the files that the results of a row depend on."""
-    folder = model_folder(home, row.name)
-    return {"model": sha256(folder / WEIGHTS), "windows": sha256(windows_file(home, row.decoder))}
-
-
-def measure_decoders(home: Path, rows: Sequence[ShrinkRow]) -> None:
+def measure_decoders(home: Path, rows: Sequence[tuple[ShrinkRow, Sums]]) -> None:
     """Compare the models of rows of one decoder with it in one pass over its windows; write their results."""
-    print(f"measuring {', '.join(row.name for row in rows)}", flush=True)
-    name, folders = rows[0].decoder, [model_folder(home, row.name) for row in rows]
+    print(f"measuring {', '.join(row.name for row, _ in rows)}", flush=True)
+    name = rows[0][0].decoder
     original = read_dense(home / "data" / name)
-    decoders = [read_dense(folder, original) for folder in folders]
-    sums = [
-        Sums(folder.with_suffix(".windows.json"), decoder_checksums(home, row))
-        for folder, row in zip(folders, rows, strict=True)
-    ]
+    decoders = [read_dense(model_folder(home, row.name), original) for row, _ in rows]
     with np.load(windows_file(home, name)) as stored:
         texts = {text: torch.from_numpy(windows) for text, windows in stored.items()}
     for text, windows in texts.items():
-        compare_predictions(original, decoders, text, windows, sums)
-    for row, decoder, row_sums in zip(rows, decoders, sums, strict=True):
-        measured = {text: row_sums.means(text, windows[:, 1:].numel()) for text, windows in texts.items()}
-        folder, (words, dim), checksums = (
-            model_folder(home, row.name),
-            decoder.table.shape,
-            row_sums.checksums,
-        )
+        compare_predictions(original, decoders, text, windows, [sums for _, sums in rows])
+    for (row, sums), decoder in zip(rows, decoders, strict=True):
+        measured = {text: sums.means(text, windows[:, 1:].numel()) for text, windows in texts.items()}
+        folder, (words, dim) = model_folder(home, row.name), decoder.table.shape
         fit, table, speed = _PLAIN, table_bytes(home / "data" / name), None
         if row.is_compressed:
             report = read_json(folder.with_suffix(".json"))["tables"][0]
@@ -409,11 +397,11 @@ def measure_decoders(home: Path, rows: Sequence[ShrinkRow]) -> None:
                 "tokens_per_second": speed,
                 "relative_error": fit["relative_error"],
             },
-            data_checksum=checksums["windows"],
-            checksums=checksums,
+            data_checksum=sums.checksums["windows"],
+            checksums=sums.checksums,
         )
         print(f"{row.name}: wrote {path}", flush=True)
-        row_sums.path.unlink()
+        sums.path.unlink()
 
 
 def write_report(rows: Mapping[str, ShrinkRow], results: Path, readme: Path) -> None:
@@ -537,10 +525,11 @@ def draw_summary(path: Path) -> None:
     figure, (axes,) = new_figure(1, f"{DECODER_NAMES[name]} with a smaller table, on {DECODER_TEXTS[text]}")
     for line, (label, place, offset) in SUMMARY_LINES.items():
         look = numbered_style(SERIES.index(line))
+        # Losses above 1000 % are left out.
         places = sorted(
             (bits_a_weight(record), max(_LEAST_LOSS, loss(record, text)))
             for record in shown
-            if series(record) == line and loss(record, text) < _MOST_LOSS
+            if series(record) == line and loss(record, text) < 1000
         )
         axes.plot(*zip(*places), **look, linewidth=2)
         axes.annotate(

@@ -31,7 +31,7 @@ from recipes.common.tools import (
     write_arrays,
     write_json,
 )
-from recipes.headlines import News, clean_text, locate_news, read_news, read_news_settings
+from recipes.headlines import News, clean_text, read_news
 from recipes.reconstruction import WORD_PAIRS, write_smoke_pairs
 from recipes.shrink_a_model.decoder import cut_windows
 from recipes.shrink_a_model.encoder import EncoderTexts, read_encoder, read_tokenizer
@@ -77,11 +77,7 @@ def installed(packages: Sequence[str]) -> Iterator[str]:
 
 
 def get_decoder(name: str, settings: Mapping[str, Any], home: Path) -> Path:
-    """Write the decoder of a name in bf16 into the prepared data; its packages have a model in GGUF.
-
-    Returns:
-        Its folder.
-    """
+    """Write the decoder of a name, which its packages have in GGUF, in bf16, and return its folder."""
     folder = home / "data" / name
     outputs = [folder / "config.json", folder / "model.safetensors"]
 
@@ -126,7 +122,8 @@ def write_windows(name: str, settings: Mapping[str, Any], home: Path) -> Path:
     """
     decoder, path = home / "data" / name, windows_file(home, name)
     [test] = locate_corpus("wikitext2", data_dir(), home / "raw")["test"]
-    table = locate_news(read_news_settings(find_recipe("agnews_headline")), home / "raw")
+    published = find_recipe("agnews_headline").data_settings()[1]
+    table = locate(published["file"], "ag_news", published["url"], home / "raw", published["sha256"])
     size = {name: settings[name] for name in ("windows", "tokens")}
 
     def write() -> None:
@@ -164,13 +161,8 @@ def prepare(
 ) -> None:
     """Copy the model, split the texts, encode those that measure, and write ``data.json``.
 
-    Args:
-        folder: of the prepared data.
-        model: folder of the model.
-        captions: files of Multi30k by split.
-        news: table of AG News.
-        pairs: files of two words and a score on a line.
-        settings: how many news and captions measure the models.
+    `captions` are the files of Multi30k by split, `news` is the table of AG News, and `settings` say how many
+    of both measure the models.
     """
     # Written last, so that an interrupted preparation does not pass for a complete one.
     (folder / "data.json").unlink(missing_ok=True)
@@ -231,7 +223,8 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
         if not (model / "config.json").is_file():
             raise UserError(f"MODEL={model}: no config.json there; name the folder of a model")
         captions = locate_multi30k(texts, raw)
-        table = locate_news(read_news_settings(find_recipe("agnews_headline")), raw)
+        news = find_recipe("agnews_headline").data_settings()[1]
+        table = locate(news["file"], "ag_news", news["url"], raw, news["sha256"])
         paths = [locate(name, WORD_PAIRS, pairs["url"], raw) for name in pairs["files"]]
     splits = {split: captions[texts.raw_name(split, texts.source)] for split in (_TRAIN, _TEST)}
     prepare(recipe.data, model, splits, table, paths, settings)

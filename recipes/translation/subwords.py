@@ -114,11 +114,9 @@ _SENTENCEPIECE_MARKERS, _OPENNMT_MARKERS = 3, 4
 
 
 def learn_sentencepiece(texts: Sequence[Path], model: Path, size: int, kind: str, sentences: int) -> None:
-    """Learn a joint SentencePiece model from at most `sentences` evenly spaced lines.
+    """Learn a joint model, ``unigram`` or ``bpe``, from at most `sentences` evenly spaced lines.
 
-    Args:
-        size: words that OpenNMT-py's vocabulary has then.
-        kind: ``unigram`` or ``bpe``.
+    OpenNMT-py's vocabulary then has `size` words.
     """
     lines = sum(1 for path in texts for _ in stream_lines(path))
     step = -(-lines // sentences)

@@ -39,10 +39,6 @@ from shared_embeddings.utils.files import locked, replacing, write_lines
 AVERAGED = "model_averaged.pt"
 # Settings that may change when a run is resumed.
 FREE_TO_CHANGE = ("train_steps", "report_every", "keep_checkpoint")
-# Machines start at different times, and only the first one validates; OpenNMT-py's default is 60 seconds.
-TIMEOUT_SECONDS = 1800
-# sacreBLEU's default tokenization would treat a sentence in these languages as one word.
-UNSPACED_LANGUAGES = ("ja", "th", "zh", "yue", "lo", "km", "my")
 USAGE = """usage: train.sh ROW [--smoke] [option of onmt_train ...]
 
 Trains ROW in $RUNS/{recipe}/ROW and averages the last checkpoints. Resumes from the latest complete one.
@@ -257,7 +253,8 @@ class Machines:
             options += ["-world_size", str(world), "-gpu_ranks", *ranks]
         if self.machines > 1:
             options += ["-master_ip", self.address, "-master_port", str(self.port)]
-            options += ["-timeout", str(TIMEOUT_SECONDS)]
+            # They start at different times, and only the first one validates; the default is 60 seconds.
+            options += ["-timeout", "1800"]
         return options
 
 
@@ -274,9 +271,7 @@ def read_machines(arguments: Sequence[str], gpus: int) -> tuple[Machines, list[s
 def batch_size(batch: dict[str, Any], processes: int) -> tuple[int, int]:
     """Return the tokens per process and the number of accumulated batches for a constant total batch size.
 
-    Args:
-        batch: ``tokens`` per step (target side) and ``per_gpu``, the maximum per GPU.
-        processes: number of processes.
+    `batch` has ``tokens`` per step (target side) and ``per_gpu``, the maximum per GPU.
     """
     accumulated = -(-batch["tokens"] // (batch["per_gpu"] * processes))
     return round(batch["tokens"] / (accumulated * processes)), accumulated
@@ -319,7 +314,8 @@ def corpus_scores(hypotheses: Sequence[str], references: Sequence[str], language
     if len(hypotheses) != len(references) or not references:
         raise UserError(f"{len(hypotheses)} translations for {len(references)} references; translate again")
     scores: dict[str, Any] = {"sentences": len(references)}
-    is_unspaced = re.split("[-_]", language)[0] in UNSPACED_LANGUAGES
+    # sacreBLEU's default tokenization would treat a sentence in these languages as one word.
+    is_unspaced = re.split("[-_]", language)[0] in ("ja", "th", "zh", "yue", "lo", "km", "my")
     bleu = BLEU(tokenize="char") if is_unspaced else BLEU()
     for name, metric in (("bleu", bleu), ("chrf", CHRF())):
         scores[name] = metric.corpus_score(list(hypotheses), [list(references)]).score

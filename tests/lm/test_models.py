@@ -16,7 +16,6 @@ from lm.models.transformer_xl import (
     TransformerXL,
     TransformerXLOptions,
     geometry,
-    sinusoids,
 )
 from shared_embeddings.utils.errors import UserError
 
@@ -269,7 +268,7 @@ def test_flex_attention_has_the_same_values_and_gradients(setting, reach, monkey
 
 
 def test_sinusoids_by_hand():
-    encodings = sinusoids(torch.tensor([0, 1]), 4)
+    encodings = geometry(2, 0, 4, torch.device("cpu")).encodings[[1, 0]]  # of the distances 0 and 1
     expected = [[0.0, 0.0, 1.0, 1.0], [math.sin(1), math.sin(0.01), math.cos(1), math.cos(0.01)]]
     torch.testing.assert_close(encodings, torch.tensor(expected))
 
