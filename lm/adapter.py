@@ -24,7 +24,6 @@ from lm.data.corpus import Vocabulary as Words
 from lm.evaluation import Reading, evaluate, read_data
 from lm.models import LanguageModel, State
 from lm.models.awd_lstm import AWDLSTM, LSTMLayer
-from shared_embeddings.accounting import distinct_state
 from shared_embeddings.checkpoints import contains_strings
 from shared_embeddings.compress.host import (
     BANDS_NOTE,
@@ -182,9 +181,6 @@ class TrainedLanguageModel(TrimmableTrainedModel):
         self.module.embedding = embedding
         settings = {"method": embedding.method, **embedding.stored_options()}
         self.config = {**self.config, "embedding": settings}
-
-    def tensors(self) -> dict[str, Tensor]:
-        return distinct_state(self.module)
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
         save_state(output, tensors, self.words, self.config, None)

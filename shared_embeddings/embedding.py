@@ -58,17 +58,11 @@ _CPU_EVEN_TOKENS = 64
 
 @dataclasses.dataclass
 class RestrictedScores:
-    """The only words that are scored, see `score_only`.
+    """The only words that are scored, see `score_only`."""
 
-    Attributes:
-        ids: of the words ``(n,)``.
-        offsets: ``(n,)`` added to their scores; None for zeros.
-        rows: their rows ``(n, D)``, once they have been looked up without gradients.
-    """
-
-    ids: Tensor
-    offsets: Tensor | None
-    rows: Tensor | None = None
+    ids: Tensor  # ``(n,)`` of the words
+    offsets: Tensor | None  # ``(n,)`` added to their scores; None for zeros
+    rows: Tensor | None = None  # ``(n, D)``, once they have been looked up without gradients
 
 
 class OutputFactors(NamedTuple):

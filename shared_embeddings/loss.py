@@ -60,27 +60,18 @@ class LossSettings(NamedTuple):
 
 
 class ScoreTerms(NamedTuple):
-    """What the scores of all words are computed from, and the targets of the tokens.
+    """What the scores of all words are computed from, and the targets of the tokens."""
 
-    Attributes:
-        scores: one of `SCORES`; or a function of the only factor, for scores without gradients.
-        factors: hidden states ``(N, R)`` first.
-        targets: ``(N,)`` word ids.
-        ignore_index: the target of tokens that do not count.
-        bias: ``(V,)`` added to the scores, or None.
-        masked_word: a word whose score is fixed at zero, without gradients for its parameters and its bias.
-        integers: tensors that the scores depend on, which have no gradients.
-        num_words: V, which only a function does not know.
-    """
-
+    # One of `SCORES`; or a function of the only factor, for scores without gradients.
     scores: type[Any] | Callable[[Tensor], Tensor]
-    factors: Sequence[Tensor]
-    targets: Tensor
-    ignore_index: int
-    bias: Tensor | None = None
+    factors: Sequence[Tensor]  # hidden states ``(N, R)`` first
+    targets: Tensor  # ``(N,)`` word ids
+    ignore_index: int  # the target of tokens that do not count
+    bias: Tensor | None = None  # ``(V,)`` added to the scores
+    # A word whose score is fixed at zero, without gradients for its parameters and its bias.
     masked_word: int | None = None
-    integers: Sequence[Tensor] = ()
-    num_words: int = 1
+    integers: Sequence[Tensor] = ()  # tensors that the scores depend on, which have no gradients
+    num_words: int = 1  # V, which only a function does not know
 
 
 def blockwise_cross_entropy(
@@ -96,9 +87,7 @@ def blockwise_cross_entropy(
 
     Args:
         terms: what the scores are computed from.
-        label_smoothing, reduction: as in ``F.cross_entropy``.
-        block_size: the number of tokens in a block; by default 256 on a CPU and 1,024 on other devices, more
-            for small vocabularies (`tokens_per_block`).
+        label_smoothing, reduction, block_size: as in `SharedEmbedding.cross_entropy`.
 
     Returns:
         The loss, a scalar or ``(N,)`` for reduction "none"; and ``(N,)`` the word with the highest score.

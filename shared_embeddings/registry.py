@@ -148,10 +148,7 @@ def num_parameters(
     The papers do not count a bias of the scores; with the option `output_bias` it is added.
 
     Args:
-        method: a name or options, as in `build`.
-        num_embeddings: V, the number of words.
-        embedding_dim: D.
-        options: the method's own options by name, if `method` is a name.
+        method, num_embeddings, embedding_dim, options: as in `build`.
 
     Raises:
         OptionError: as in `build`.

@@ -129,7 +129,7 @@ def read_calibration(
     """What `write_calibration` wrote for the same tables and, if given, the same `sides`; else UserError."""
     tensors = load_tensors(path, f"calibration {path}")
     mark, measured = (tensors.pop(name, torch.empty(0)).tolist() for name in ("model", "sides"))
-    if mark != _mark(tables).tolist():
+    if mark != list(bytes.fromhex(state_digest({table.name: table.table for table in tables}))):
         raise UserError(f"calibration {path}: is of another model; remove it or name another file")
     if sides is not None and measured != SIDES.index(sides):
         raise UserError(f"calibration {path}: was not measured with calibrate '{sides}'; name another file")
@@ -156,11 +156,7 @@ def write_calibration(
     metrics = {name: calibration.metric for name, calibration in calibrations.items()}
     shares = {name + _SHARES: calibration.shares for name, calibration in calibrations.items()}
     with replacing(path) as temporary:
-        about = {"model": _mark(tables), "sides": torch.tensor(SIDES.index(sides))}
+        digest = bytearray.fromhex(state_digest({table.name: table.table for table in tables}))
+        mark = torch.frombuffer(digest, dtype=torch.uint8)
+        about = {"model": mark, "sides": torch.tensor(SIDES.index(sides))}
         save_safetensors({**metrics, **shares, **about}, temporary)
-
-
-def _mark(tables: Sequence[EmbeddingTable]) -> Tensor:
-    """The SHA-256 ``(32,)`` of all tables."""
-    digest = state_digest({table.name: table.table for table in tables})
-    return torch.frombuffer(bytearray.fromhex(digest), dtype=torch.uint8)

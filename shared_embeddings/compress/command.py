@@ -73,7 +73,14 @@ def compress(options: CompressOptions, **method_options: object) -> Compressed:
         maps = () if trimmed is None else trimmed.maps
         outputs = [*session.trained.files(output), *maps, options.report]
         check_outputs(filter(None, outputs), filter(None, inputs), options.force)
-        saved = _saved_recovery(session, output, (method_options, target))
+        saved = None
+        if options.recover is not None:
+            _ = session.held_out
+            counts = {name: tensor.tolist() for name, tensor in session.counts.items()}
+            texts = [(text.name, text.stat().st_size) for text in options.text]
+            names = ("method", "store", "fit_steps", "recover", "seed", "calibrate")
+            asked = [repr((method_options, target)), repr([getattr(options, name) for name in names])]
+            saved = SavedRecovery(output, [*asked, texts, counts, session.trained.tensors()])
         trials = None
         if options.method is None:
             target = target or smallest_within(session, parse_max_loss(options.max_loss or "1%"))
@@ -145,25 +152,6 @@ def _trimmed(options: CompressOptions) -> Iterator[tuple[Path, Trimmed | None]]:
         vocabulary = dataclasses.replace(vocabulary, map_file=os.fspath(place) if is_written else None)
         output = os.fspath(final) if is_written else None
         yield small, Trimmed(dataclasses.replace(report, output=output, vocabularies=[vocabulary]), maps)
-
-
-def _saved_recovery(session: Session, output: Path, chosen: object) -> SavedRecovery | None:
-    """Return where an interrupted training of the model waits, if it is to be trained."""
-    options = session.options
-    if options.recover is None:
-        return None
-    _ = session.held_out
-    counts = {name: tensor.tolist() for name, tensor in session.counts.items()}
-    texts = [(text.name, text.stat().st_size) for text in options.text]
-    asked = [
-        options.method,
-        options.store,
-        options.fit_steps,
-        options.recover,
-        options.seed,
-        options.calibrate,
-    ]
-    return SavedRecovery(output, [repr(chosen), repr(asked), texts, counts, session.trained.tensors()])
 
 
 def _finish(

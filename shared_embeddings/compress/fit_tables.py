@@ -144,7 +144,6 @@ class Errors:
     """The distances of an embedding's rows from wanted ones.
 
     Args:
-        embedding: the embedding.
         wanted: rows ``(n, D)`` for ids ``(n,)``.
         metric: ``(D, D)`` what squared distances and norms are measured in; None for those of vectors.
     """

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from shared_embeddings.accounting import distinct_state
 from shared_embeddings.compress.measure import Quality, Samples, ScoredWords, Validation
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding, score_only
 from shared_embeddings.quant.storage import Packing, packed_as
@@ -107,6 +108,7 @@ class TrainedModel(StoredModel, Protocol):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the model, each once, sharing memory with it."""
+        return distinct_state(self.module)
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str) -> None:
         """Write the model in the host's own format, all or nothing.

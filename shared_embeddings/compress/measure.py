@@ -138,12 +138,6 @@ class Retention:
     # Of the text, before and after; None for a quality, and where no text determines the predicted words.
     perplexities: tuple[float, float] | None = None
 
-    @property
-    def perplexity_increase(self) -> float:
-        """How much larger the perplexity of the text is, relative to that before."""
-        before, after = self.perplexities or (1.0, 1.0)
-        return after / before - 1.0
-
     @classmethod
     def measured(cls, share: float, of: str, how: str, **others: Any) -> Retention:
         """Compare a share to `USABLE_SHARE`; NaN counts as 0."""
@@ -233,11 +227,7 @@ class Comparison:
         return quality, Retention(None, "predictions", reason, needs_training=True)
 
     def retention(self, words: ScoredWords | None = None) -> Retention:
-        """What the predictions of the model keep.
-
-        Args:
-            words: the only words that the model scores now; None for all.
-        """
+        """What the predictions of the model keep, which scores only `words` now, or all for None."""
         assert self.samples is not None
         measured = compare(self._before, _log_shares(self.samples), words)
         return Retention.measured(of=self.samples.of, how=self.samples.how, **measured)

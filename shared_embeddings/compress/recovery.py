@@ -55,8 +55,6 @@ WARMUP, LARGEST = 0.1, 1.0
 # How often the divergence is measured, and after how many seconds the state is saved.
 CHECKS, SAVE_EVERY = 10, 300.0
 
-SelectWords = Callable[[Samples, int], "ScoredWords | None"]
-
 
 class SavedRecovery:
     """The file beside an output in which a training that was interrupted waits.
@@ -219,7 +217,7 @@ class TeacherBatches:
         texts: Sequence[Path] | None,
         seed: int,
         scored: Sequence[SharedEmbedding],
-        words: SelectWords,
+        words: Callable[[Samples, int], ScoredWords | None],
     ) -> None:
         self._original, self._texts, self._seed = original, texts, seed
         self._scored, self._words = scored, words

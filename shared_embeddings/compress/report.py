@@ -84,11 +84,6 @@ class TableReport:
     storage: StorageReport | None  # the cost of its storage; None for fp32
     decoding: Decoding  # its speed and its memory
 
-    @property
-    def relative_error(self) -> float:
-        """``||E - Ē|| / ||E||`` of the table as written against the original one."""
-        return self.fit.relative_error if self.storage is None else self.storage.relative_error
-
     def method(self) -> str:
         """The method and its options, without long lists, such as the classes of all words."""
         fitted = self.fit.options.items()

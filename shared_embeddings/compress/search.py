@@ -71,7 +71,10 @@ class Trial:
             return math.inf
         if in_nats:
             return math.inf if retention.kl is None else retention.kl
-        return 1.0 - retention.share if retention.perplexities is None else retention.perplexity_increase
+        if retention.perplexities is None:
+            return 1.0 - retention.share
+        before, after = retention.perplexities
+        return after / before - 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +110,8 @@ def _rows(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
         if trial.quality is not None:
             value = f"{trial.quality.after:.2f}"
         elif retention.perplexities is not None:
-            value = f"{retention.perplexities[1]:.2f} ({retention.perplexity_increase:+.1%})"
+            before, after = retention.perplexities
+            value = f"{after:.2f} ({after / before - 1.0:+.1%})"
         rows.append(
             (
                 as_yaml(trial.method, options)
@@ -205,7 +209,8 @@ def attempt(
             fitted = fit_tables(session, method, *candidate, target)
             embeddings = fitted.embeddings
             after = sum(report.stored_bytes.after for report in fitted.reports)
-            relative_error, chosen = fitted.reports[0].relative_error, fitted.reports[0].fit.options
+            first = fitted.reports[0]
+            relative_error, chosen = (first.storage or first.fit).relative_error, first.fit.options
         else:
             for table in session.tables:
                 arguments = session.fit_arguments(table, takes_metric=True)

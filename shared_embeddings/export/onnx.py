@@ -301,10 +301,7 @@ class Matrix(NamedTuple):
     width: int  # K
     block: int = 0  # of its codes; 0 for a dense matrix
     bits: int = 0
-
-    @property
-    def form(self) -> str:
-        return f"{self.bits}-bit blocks of {self.block} numbers" if self.bits else "dense"
+    form: str = "dense"
 
 
 def block_size(width: int, group: int) -> int:
@@ -400,7 +397,7 @@ class GraphBuilder:
             self.node("Gather", f"{name}_scales {name}_groups", f"{name}_factors", axis=1)
         self.constant("last_axis", np.array([2]))
         self.node("Unsqueeze", f"{name}_factors last_axis", f"{name}_block_factors")
-        return Matrix(name, len(values), width, size, bits)
+        return Matrix(name, len(values), width, size, bits, f"{bits}-bit blocks of {size} numbers")
 
     def gathered(self, matrix: Matrix, ids: str, output: str) -> str:
         """The rows ``(n, K)`` of ids ``(n,)``."""

@@ -40,28 +40,11 @@ BAR_DELAY = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class FitTask:
-    """The input of one fit.
+    """The input of one fit: its arguments are those of `shared_embeddings.fit`, checked."""
 
-    Attributes:
-        make: builds a new embedding for the table from the method's options.
-        options: the options that were requested.
-        teacher: the table ``(V, D)`` in float32, with a padding row of zeros.
-        token_counts: ``(V,)`` how often each word occurs, or None.
-        metric: ``(D, D)`` what errors of rows count, see `shared_embeddings.quant.metric`; None for squares.
-        importance: ``(V,)`` the weights of the squared errors of words, for methods that take a metric; None
-            for those by counts.
-        only: the ids ``(n,)`` of the words that are encoded, for a trial of a method with codes for
-            words; the codes of others are arbitrary. None for all.
-        padding_idx: the word without a vector, or None.
-        seed: the seed of all random numbers.
-        steps: steps of gradient descent; None for the default of the algorithm.
-        learning_rate: of gradient descent.
-        progress: whether slow fits show a progress bar.
-    """
-
-    make: Callable[[Mapping[str, Any]], Any]
-    options: dict[str, Any]
-    teacher: Tensor
+    make: Callable[[Mapping[str, Any]], Any]  # builds a new embedding for the table from the method's options
+    options: dict[str, Any]  # those that were requested
+    teacher: Tensor  # in float32, with a padding row of zeros
     token_counts: Tensor | None
     metric: Tensor | None
     importance: Tensor | None

@@ -187,11 +187,9 @@ class AdaptiveSoftmax:
 
     @torch.no_grad()
     def predictions(self, hidden: Tensor, best: Tensor) -> Tensor:
-        """The most probable words ``(N,)`` for hidden states ``(N, D)``.
+        """The most probable words ``(N,)`` for hidden states ``(N, D)``, from `best` of `cross_entropy`.
 
-        Args:
-            best: ``(N,)`` the best entries of the head, from `cross_entropy`. Where that is a word, no word
-                of a cluster can be more probable, and nothing more is computed.
+        Where the best entry of the head is a word, no word of a cluster can be more probable.
         """
         words = best.clone()
         first = self.cutoffs[0]
@@ -434,11 +432,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         return without_padding(rows, self.padding_idx, tokens)
 
     def rows(self, ids: Tensor, mapped: Tensor | None = None) -> Tensor:
-        """Return rows ``(n, D)`` for ids ``(n,)``; each band computes its own words.
-
-        Args:
-            mapped: other vectors ``(n, d_0)`` than those of the map.
-        """
+        """Return rows ``(n, D)`` for ids ``(n,)``, or for other vectors of the map ``(n, d_0)``, by bands."""
         projections = [self.projections.get(str(band)) for band in range(len(self.starts))]
         if not needs_fixed_shapes(ids):
             positions, parts = self._in_bands(ids, mapped)

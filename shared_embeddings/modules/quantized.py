@@ -35,18 +35,12 @@ _SAMPLE, _SAMPLE_OF_RATE = 2**15, 2**12
 
 
 class _Shared(NamedTuple):
-    """What does not depend on the words of a look-up.
+    """What does not depend on the words of a look-up."""
 
-    Attributes:
-        books: codebooks, and what the codec derives from them.
-        slots: for every word ``(V,)`` its row among the codes of all rates, one rate after the other; None
-            with one rate.
-        words: the inverse of `slots`.
-    """
-
-    books: Books
+    books: Books  # codebooks, and what the codec derives from them
+    # For every word ``(V,)`` its row among the codes of all rates, one rate after the other; None with one.
     slots: Tensor | None = None
-    words: Tensor | None = None
+    words: Tensor | None = None  # the inverse of `slots`
 
 
 @dataclasses.dataclass(frozen=True)

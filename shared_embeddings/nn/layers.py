@@ -38,12 +38,7 @@ class Dropout(nn.Dropout):
 
 
 class EndingDropout(Dropout):
-    """Dropout that ends after a number of optimizer updates, see `set_updates`.
-
-    Args:
-        probability: of a zero, until then.
-        updates: the number of updates after which dropout ends; None for never.
-    """
+    """Dropout that ends after a number of optimizer updates, if not None; see `set_updates`."""
 
     def __init__(self, probability: float, updates: int | None) -> None:
         super().__init__(probability)

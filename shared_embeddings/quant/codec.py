@@ -168,9 +168,7 @@ class Codec(ABC):
     def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
         """The nearest codes and scales that the search finds for rows ``(n, D)`` in float32.
 
-        Args:
-            rows, rate, books: what is encoded.
-            metric: what the errors of projected rows count; None for squared errors.
+        The metric is what the errors of projected rows count; None for squared errors.
         """
 
     @abstractmethod

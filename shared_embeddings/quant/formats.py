@@ -52,13 +52,10 @@ class NumberFormat(ABC):
 
     The length of the first axis of `codes` and of `scales` is a multiple of that of the tensor.
 
-    Args:
-        shape: of the tensor, with at least two axes.
-
     Attributes:
         name: of the storage.
         kind: the type of the codes.
-        shape: of the tensor.
+        shape: of the tensor, with at least two axes.
         codes_shape: of the codes.
         scales_shape: of the scales; None without.
         widths: the bits of the integers of each column; empty for real numbers.

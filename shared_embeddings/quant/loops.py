@@ -102,11 +102,9 @@ def field_scores(rows: Any, stream: Any, widths: Any, tables: Any, out: Any) -> 
 
 @_compiled
 def decode_rows(codes: Any, scales: Any, plan: Any, sizes: Any, center: Any, out: Any) -> None:
-    """Entries of the first numbers of rows ``(n, D)``, 0 for others, times `sizes` ``(D,)``, plus `center`
-    ``(D,)``, times `scales` ``(n, 1)``.
+    """`kernels.decode_rows`: entries are read from windows of 24 bits; two zeros precede the bytes of a row.
 
-    Entries are read from windows of 24 bits; two zeros precede the bytes of a row in `stream`. Unsigned
-    numbers save tests for negative places.
+    Unsigned numbers save tests for negative places.
     """
     places, shifts, starts, mask, book = plan
     stream, entries = np.zeros(codes.shape[1] + 2, np.uint8), np.zeros(out.shape[1], np.float32)
@@ -128,12 +126,7 @@ def decode_rows(codes: Any, scales: Any, plan: Any, sizes: Any, center: Any, out
 def nearest_paths(
     rows: Any, starts: Any, steps_of: Any, weights: Any, count: int, books: Any, out: Any
 ) -> None:
-    """The states ``(n, T)`` of the path that is nearest to each row ``(n, D)``.
-
-    A path begins in one of `count` states from `starts` ``(n,)`` on.
-
-    Vectors have one number of each of `lanes.FLOATS` rows.
-    """
+    """`kernels.nearest_paths`; vectors have one number of each of `lanes.FLOATS` rows."""
     bits, sizes, firsts = steps_of[0], steps_of[1], steps_of[2]
     width, states, steps = lanes.FLOATS, books.shape[1], bits.shape[0]
     numbers = np.empty(rows.shape[1] * width, np.float32)

@@ -23,11 +23,7 @@ _TOGETHER = 32
 
 
 class Metric:
-    """A positive definite quadratic form of errors.
-
-    Args:
-        matrix: M ``(R, R)``, positive semidefinite.
-    """
+    """A positive definite quadratic form of errors, from a positive semidefinite matrix M ``(R, R)``."""
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = matrix
@@ -55,7 +51,6 @@ class Metric:
         """Rounded rows ``(n, R)``.
 
         Args:
-            rows: ``(n, R)``.
             ends: where each run of numbers that are rounded together ends; ascending up to R.
             quantize: returns the values ``(n, w)`` of a run, for the corrected numbers from its start on, and
                 the number of the run.

@@ -81,11 +81,7 @@ class PackedTensor(Tensor):
         return PackedTensor(self.form, packed, dtype or self.dtype, self.is_transposed)
 
     def scores(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """The products ``(N, V)`` of hidden states ``(N, R)`` with all rows, decoded in blocks.
-
-        Args:
-            hidden: the hidden states.
-            out: where to write them.
+        """The products ``(N, V)`` of hidden states ``(N, R)`` with all rows, in blocks, written to `out`.
 
         Raises:
             RuntimeError: the hidden states have another width.

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
-from shared_embeddings.accounting import distinct_state
 from shared_embeddings.checkpoints import check_sizes, load_tensors, save_safetensors
 from shared_embeddings.compress import host
 from shared_embeddings.compress.host import (
@@ -136,9 +135,6 @@ class VectorsModel(TrimmableTrainedModel):
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
         self.module = fitted[NAME]
         return self.notes
-
-    def tensors(self) -> dict[str, Tensor]:
-        return distinct_state(self.module)
 
     def files(self, path: Path) -> list[Path]:
         """Return the file; UserError if the module beside an output would replace another file."""

@@ -294,7 +294,9 @@ def test_predictions_are_compared_without_a_usable_quality(validation: Validatio
         and retention.how == "2 tokens"
     )
     assert retention.kl is not None and retention.kl > 0
-    assert retention.perplexity_increase == pytest.approx((0.05 / 0.04) ** 0.5 - 1)
+    assert retention.perplexities is not None
+    before, after = retention.perplexities
+    assert after / before == pytest.approx((0.05 / 0.04) ** 0.5)
 
 
 def test_models_without_probes_have_no_quality() -> None:

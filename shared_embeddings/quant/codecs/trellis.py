@@ -223,11 +223,7 @@ def stream_bytes(steps: Steps) -> int:
 def find_path(rows: Tensor, steps: Steps, sizes: Tensor, metric: Metric | None) -> Tensor:
     """The states ``(n, T)`` of a path with a small error in a metric, or else the least squared error.
 
-    Args:
-        rows: ``(n, D)``.
-        steps: of all states.
-        sizes: ``(D',)`` of the entries of the numbers with codes; the other numbers are zero.
-        metric: of the errors of rows.
+    The rows are ``(n, D)``, the sizes ``(D',)`` those of the entries of numbers with codes; others are zero.
     """
     count = len(sizes)
     if metric is None:
@@ -312,13 +308,10 @@ def successive_entries(width: int, device: torch.device) -> Tensor:
 def nearest_paths(
     rows: Tensor, starts: Tensor, choices: int, steps: Steps, weights: Tensor, lowest: Tensor
 ) -> Tensor:
-    """`nearest_states` of a block of rows.
+    """`nearest_states` of a block of rows, whose paths begin in one of `choices` states from `starts` on.
 
-    Args:
-        starts, choices: the first state ``(n,)`` that a path can begin in, and how many there are.
-        rows, steps, weights: as in `nearest_states`.
-        lowest: ``(T, 2048 / 2**bits, n)`` for the fewest bits, overwritten with the lowest cost of a path
-            to a state that the states with the same leading bits can follow.
+    `lowest` ``(T, 2048 / 2**bits, n)`` for the fewest bits is overwritten with the lowest cost of a path to a
+    state that the states with the same leading bits can follow.
     """
     count, book = len(rows), codebook(rows.device)
     every = torch.arange(_STATES, device=rows.device).unsqueeze(1)
