@@ -38,7 +38,7 @@ docs: setup ## build the documentation into site/ (open site/index.html)
 notebooks: setup ## run the notebooks of docs/notebooks, a minute each
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --nbmake --nbmake-timeout=300 docs/notebooks
 
-test: setup-any ## run the quick tests, three minutes (PYTEST_ARGS="-k name" selects, WORKERS=0 for one process)
+test: setup-any ## run the quick tests, six minutes on two cores (PYTEST_ARGS="-k name" selects, WORKERS=0 for one process)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(PYTEST_ARGS)
 
 test-all: setup-any ## run all tests, the slow ones too
