@@ -249,10 +249,12 @@ import os, pathlib, sys
 number, when, program, module, function = int(sys.argv[1]), *sys.argv[2:6]
 original = pathlib.Path.replace
 def replace(self, target):
-    if when == "before":
+    # Not a file in the temporary folder of an output.
+    is_output = ".tmp/" not in str(target)
+    if when == "before" and is_output:
         os.kill(os.getpid(), number)
     result = original(self, target)
-    if when == "after":
+    if when == "after" and is_output:
         os.kill(os.getpid(), number)
     return result
 pathlib.Path.replace = replace
