@@ -41,8 +41,8 @@ def options(trap: Trap, host: Host, model: Path) -> Commands:
             is_spelled = action.dest.endswith(tuple(SPELLED))
             for text in (trap.texts if is_spelled else trap.texts[:4:3]) if takes_text else ():
                 transforms = ["terminology" if "spacy" in action.dest else "onmt_tokenize"]
-                changed = {"transforms": transforms, "train_steps": 1, **settings, action.dest: text}
-                config = host.config("changed", save_model="saved", **changed)
+                run = {"transforms": transforms, "train_steps": 1, "save_model": "saved"}
+                config = host.config("changed", **{**run, **settings, action.dest: text})
                 if command == "translate":
                     config.write_text(
                         yaml.safe_dump({**settings, "transforms": transforms, action.dest: text})
