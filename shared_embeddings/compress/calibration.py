@@ -129,7 +129,7 @@ def read_calibration(
     """What `write_calibration` wrote for the same tables and, if given, the same `sides`; else UserError."""
     tensors = load_tensors(path, f"calibration {path}")
     mark, measured = (tensors.pop(name, torch.empty(0)).tolist() for name in ("model", "sides"))
-    if mark != list(bytes.fromhex(state_digest({table.name: table.table for table in tables}))):
+    if mark != list(_digest_of(tables)):
         raise UserError(f"calibration {path}: is of another model; remove it or name another file")
     if sides is not None and measured != SIDES.index(sides):
         raise UserError(f"calibration {path}: was not measured with calibrate '{sides}'; name another file")
@@ -156,7 +156,11 @@ def write_calibration(
     metrics = {name: calibration.metric for name, calibration in calibrations.items()}
     shares = {name + _SHARES: calibration.shares for name, calibration in calibrations.items()}
     with replacing(path) as temporary:
-        digest = bytearray.fromhex(state_digest({table.name: table.table for table in tables}))
-        mark = torch.frombuffer(digest, dtype=torch.uint8)
+        mark = torch.frombuffer(_digest_of(tables), dtype=torch.uint8)
         about = {"model": mark, "sides": torch.tensor(SIDES.index(sides))}
         save_safetensors({**metrics, **shares, **about}, temporary)
+
+
+def _digest_of(tables: Sequence[EmbeddingTable]) -> bytearray:
+    """Return the SHA-256 of all tables, by which a file is recognized as of the same model."""
+    return bytearray.fromhex(state_digest({table.name: table.table for table in tables}))

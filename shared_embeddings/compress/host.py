@@ -198,9 +198,10 @@ def find_host(model: Path, skip_undecodable: bool = False) -> tuple[str, Any]:
     for point in points:
         adapter = point.load()()
         if adapter.sniff(model):
-            if skip_undecodable and not hasattr(adapter, "skip_undecodable"):
-                raise UserError(f"skip_undecodable is for word vectors, but {model} is not; remove it")
-            adapter.skip_undecodable = skip_undecodable
+            if skip_undecodable:
+                if not hasattr(adapter, "skip_undecodable"):
+                    raise UserError(f"skip_undecodable is for word vectors, but {model} is not; remove it")
+                adapter.skip_undecodable = True
             return point.name, adapter
     known = ", ".join(sorted(point.name for point in points)) or "none"
     if model.is_dir():
