@@ -10,6 +10,7 @@ import functools
 import importlib
 import pkgutil
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ New = TypeVar("New")
 # The function that makes the new attribute from the original one, by the owner and the name of the attribute.
 _PATCHES: dict[tuple[Any, str], Callable[[Any], Any]] = {}
 _APPLIED: set[tuple[Any, str]] = set()
+_LOCK = threading.RLock()
 
 
 def wrap(name: str, *places: Any) -> Callable[[New], New]:
@@ -51,15 +53,20 @@ def replace(name: str, *places: Any) -> Callable[[New], New]:
 
 
 def apply_registered() -> None:
-    """Apply all fixes of this folder, and the patches registered elsewhere so far; each is applied once."""
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
-    for (place, name), make in _PATCHES.items():
-        if (place, name) in _APPLIED:
-            continue
-        _APPLIED.add((place, name))
-        original = getattr(place, name)
-        importing = [module for key, module in sys.modules.items() if key.startswith("onmt")]
-        patched = make(original)
-        for owner in (place, *(module for module in importing if vars(module).get(name) is original)):
-            setattr(owner, name, patched)
+    """Apply all fixes of this folder, and the patches registered elsewhere so far; each is applied once.
+
+    When it returns they are in place, also if another thread began to apply them.
+    """
+    with _LOCK:
+        for module in pkgutil.iter_modules(__path__):
+            importlib.import_module(f"{__name__}.{module.name}")
+        for (place, name), make in _PATCHES.items():
+            if (place, name) in _APPLIED:
+                continue
+            _APPLIED.add((place, name))
+            original = getattr(place, name)
+            # A copy, since other threads may import modules.
+            importing = [module for key, module in list(sys.modules.items()) if key.startswith("onmt")]
+            patched = make(original)
+            for owner in (place, *(module for module in importing if vars(module).get(name) is original)):
+                setattr(owner, name, patched)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from nmt import fixes
 from nmt.checkpoints import read_checkpoint
 from tests.nmt.conftest import FUNNEL, Host, Trained, run
 
@@ -135,6 +136,28 @@ def test_no_module_of_opennmt_keeps_a_patched_function() -> None:
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+def test_patches_are_applied_while_modules_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another thread, as that of another row of a recipe."""
+
+    class Place:
+        def number(self) -> int:
+            return 1
+
+    with monkeypatch.context() as patch:
+
+        class Importing(str):
+            def startswith(self, *_: object) -> bool:
+                patch.setitem(sys.modules, f"imported_meanwhile_{len(sys.modules)}", sys)
+                return False
+
+        patch.setitem(sys.modules, Importing("importing"), sys)
+        fixes.wrap("number", Place)(lambda original, self: original(self) + 1)
+        fixes.apply_registered()
+    assert Place().number() == 2
+    fixes.apply_registered()
+    assert Place().number() == 2
 
 
 @pytest.mark.slow
