@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from shared_embeddings.checkpoints import load_tensors, save_safetensors, state_digest
 from shared_embeddings.compress.host import EmbeddingTable, TrainedModel
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing
+from shared_embeddings.utils.progress import progress_bar
 
 # What of a table is calibrated.
 SIDES = ("both", "output", "none")
@@ -78,7 +78,7 @@ def calibrate(
         for module, scale in samples.lookups.get(name, {}).items()
     ]
     hooks = [module.register_forward_hook(hook) for module, hook in lookups if sides == "both"]
-    bar = tqdm(total=len(samples.parts), desc="calibration", unit=" batches", delay=2.0, disable=not progress)
+    bar = progress_bar(len(samples.parts), "calibration", " batches", disable=not progress)
     try:
         with torch.set_grad_enabled(bool(hooks)):
             for scores, hidden, _ in samples.batches():

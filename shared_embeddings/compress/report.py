@@ -63,8 +63,8 @@ class Decoding:
         """The speed in one line."""
         timed = "look-up and scores" if self.scores else "look-up"
         return (
-            f"{timed} on this CPU, one token at a time: {self.before:,.0f} tokens/s before, "
-            f"{self.after:,.0f} after"
+            f"{timed} of the table alone on this CPU, one token at a time: "
+            f"{self.before:,.0f} tokens/s before, {self.after:,.0f} after"
         )
 
 
@@ -264,7 +264,7 @@ class CompressionReport:
         if self.kept.share is not None:
             parts.append(f"{math.floor(100 * self.kept.share)}% of the {self.kept.of} kept")
         if speeds:
-            parts.append(f"one token at a time {min(speeds):.2g}x as fast")
+            parts.append(f"the table alone {min(speeds):.2g}x as fast, one token at a time")
         lines = ["; ".join(parts)] + ([] if self.trimmed is None else [self._all_bytes(self.trimmed)])
         for table in self.tables:
             sizes = table.stored_bytes
@@ -274,8 +274,6 @@ class CompressionReport:
             )
         if (score := self.quality) is not None:
             lines.append(f"{score.measure} {score.after:.2f}, {score.before:.2f} before ({score.how})")
-        if self.calibration is not None:
-            lines.append(f"codes are {self.calibration}")
         if self.recovery is not None:
             lines.append(self.recovery.described())
         lines += [f"note: {note}" for note in self.notes]
@@ -286,7 +284,7 @@ class CompressionReport:
                 "note: words are looked up and scored more slowly than before, which slows down generation "
                 f"where it takes most of the time{advice}"
             )
-        return "\n".join([*lines, self.kept.described()])
+        return "\n".join([*lines, self.kept.described(self.calibration)])
 
     def described(self) -> str:
         """All sizes, errors and speeds as text."""

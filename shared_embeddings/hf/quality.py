@@ -104,7 +104,15 @@ def samples(
     ]
     read = torch.cat([tensor.flatten() for name, tensor in inputs.items() if name.endswith("input_ids")])
     running = functools.partial(computing, model)
-    return Samples(how, parts, predict, words=read.unique(), running=running)
+    return Samples(
+        how,
+        parts,
+        predict,
+        words=read.unique(),
+        running=running,
+        tokens=positions.numel() if texts else 0,
+        has_targets=has_targets,
+    )
 
 
 @contextmanager
@@ -148,7 +156,8 @@ def _neighbors(
     parts = [read[first : first + size] for first in range(0, len(read) - 1, size)]
     ids = torch.cat(read)
     running = functools.partial(computing, model)
-    return Samples(how, parts, predict, words=ids.unique(), running=running, read=len(ids) // len(read))
+    once = len(ids) // len(read)
+    return Samples(how, parts, predict, words=ids.unique(), running=running, read=once, tokens=len(ids))
 
 
 def _decoder_or_encoder_inputs(
