@@ -188,6 +188,11 @@ class Retention:
         share = 0.0 if math.isnan(share) else share
         return cls(share, of, how, share < USABLE_SHARE, **others)
 
+    @property
+    def worst_language(self) -> str:
+        """The language that lost most; there is one."""
+        return max(self.languages, key=lambda name: self.languages[name].change)
+
     def described(self, calibration: str | None = None) -> str:
         """The last lines of the printed report; with what calibrated the codes, if there are any."""
         if self.share is None:
@@ -209,8 +214,7 @@ class Retention:
                 f"warning: {self.tokens:,} tokens are too few to judge; give a text of {5 * FEW:,} or more"
             )
         if self.languages:
-            worst = max(self.languages, key=lambda name: self.languages[name].change)
-            text = self.languages[worst]
+            text = self.languages[worst := self.worst_language]
             lines.append(
                 f"the worst of {len(self.languages)} languages, by lists of words without sentences: "
                 f"{worst}, perplexity {text.described()} ({text.tokens:,} tokens)"

@@ -253,17 +253,21 @@ class CompressionReport:
         """What was measured, in Markdown."""
         rows = []
         if (score := self.quality) is not None:
-            rows.append((score.measure, score.before, score.after, score.how))
-        if self.kept.perplexities is not None:
-            rows.append(("perplexity", *self.kept.perplexities, self.kept.how))
+            change = f"{100 * (score.after / max(score.before, 1e-9) - 1):+.1f} %"
+            rows.append((score.measure, score.before, score.after, score.how, change))
+        texts = {} if self.kept.perplexity is None else {self.kept.how: self.kept.perplexity}
+        if self.kept.languages:
+            worst = self.kept.worst_language
+            texts[f"{worst}, the worst language, by a list of words"] = self.kept.languages[worst]
+        for text, value in texts.items():
+            rows.append(("perplexity", value.before, value.after, text, value.described()))
         if rows:
             yield from (
                 "| measured on | | original | this model | change |",
                 "| --- | --- | ---: | ---: | ---: |",
             )
-        for measure, before, after, text in rows:
-            change = after / max(before, 1e-9) - 1
-            yield f"| {text} | {measure} | {before:.2f} | {after:.2f} | {change:+.1%} |"
+        for measure, before, after, text, change in rows:
+            yield f"| {text} | {measure} | {before:.2f} | {after:.2f} | {change} |"
         if rows:
             yield ""
         yield (
