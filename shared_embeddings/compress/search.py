@@ -27,7 +27,7 @@ from shared_embeddings.utils.command_line import align
 from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.progress import begin_phase
 
-# Candidates for tables of more than four times so many rows are ranked by fits to so many; at most so many of
+# Candidates for tables of more than twice so many rows are ranked by fits to so many; at most so many of
 # them, whose errors are at most so many times the smallest, are then compared by predictions.
 SAMPLED_ROWS, MOST_COMPARED, CLOSE_ERROR = 2**11, 3, 1.05
 # The ratios that are searched for the smallest size, and the factor between two that are as good as equal.
@@ -256,7 +256,7 @@ def _promising(
 
     Where a table is large, these are the ones with the smallest errors on a sample of its rows.
     """
-    if max(len(table.table) for table in session.tables) <= 4 * SAMPLED_ROWS or len(rivals) == 1:
+    if max(len(table.table) for table in session.tables) <= 2 * SAMPLED_ROWS or len(rivals) == 1:
         return rivals, []
     trials: list[Trial] = []
     errors: list[tuple[float, str, Candidate]] = []

@@ -49,11 +49,17 @@ _Inputs = tuple[dict[str, Tensor], Tensor, str]
 
 
 def computing(model: nn.Module) -> AbstractContextManager[None]:
-    """Compute in float32 where the CPU has no arithmetic in the dtype of a tensor, which takes 100 times as
-    long; the tensors are as before afterwards.
+    """Compute in float32 where the CPU has no arithmetic in the dtype of a tensor, which takes 4 to 100 times
+    as long; the tensors are as before afterwards.
     """
     can = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
-    return in_float32(model, [kind for kind, name in can.items() if not getattr(torch.ops.mkldnn, name)()])
+    slow = {kind for kind, name in can.items() if not getattr(torch.ops.mkldnn, name)()}
+    if (
+        torch.backends.cpu.get_cpu_capability().startswith("AVX")
+        and not torch.cpu._is_avx512_bf16_supported()
+    ):
+        slow.add(torch.bfloat16)
+    return in_float32(model, slow)
 
 
 def samples(
