@@ -1,4 +1,4 @@
-"""What a user sees of a decoder: perplexity, predictions compared with those of the original, and speed;
+"""What a user sees of a decoder: perplexity, and predictions compared with those of the original;
 tables that other packages round.
 
 Axes: ``N`` windows, ``T`` tokens, ``V`` words, ``D`` dimensions.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import importlib
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,8 +29,6 @@ from shared_embeddings.utils.files import replacing
 _WORDS = 2048
 # Tokens after which log-probabilities are normalized at a time, likewise.
 _TOKENS = 8
-# Runs of which the fastest counts, and tokens that are generated in each.
-_ROUNDS, _GENERATED = 5, 8
 # Numbers that share a scale: the defaults of torchao and bitsandbytes.
 _TORCHAO_GROUP, _BITSANDBYTES_BLOCK = 32, 64
 # Numbers of a block in types of llama.cpp; the levels of IQ4_NL, and the scales that it tries on each side;
@@ -108,18 +106,17 @@ class Sums:
         self.texts.setdefault(text, []).append(values)
         write_json(self.path, {"checksums": self.checksums, "texts": self.texts})
 
-    def means(self, text: str, predicted: int) -> dict[str, float | None]:
+    def means(self, text: str, predicted: int) -> dict[str, float]:
         """The measures of a text, of which the original predicted so many tokens.
 
         Returns:
             ``perplexity`` and ``original_perplexity``, the exponentials of the negative log likelihood of all
             tokens but the first of each window; ``kl``, the mean Kullback-Leibler divergence of the
             predictions from those of the original, in nats; ``kept``, the share of positions at which the
-            most probable word stays; both None with other words.
+            most probable word stays.
         """
         columns = zip(*self.texts[text], strict=True)
-        after, before, *compared = [sum(column) / predicted for column in columns]
-        kl, same_choice = compared or (None, None)
+        after, before, kl, same_choice = [sum(column) / predicted for column in columns]
         perplexities = {"perplexity": math.exp(min(after, 700.0)), "original_perplexity": math.exp(before)}
         return {**perplexities, "kl": kl, "kept": same_choice}
 
@@ -130,9 +127,8 @@ def compare_predictions(
 ) -> None:
     """Compare decoders with the original in the windows ``(N, T)`` of a text that their sums lack yet.
 
-    A decoder with other words reads the text of the window with its own tokenizer. The sums get, for each
-    window, the negative log likelihoods of the tokens, its own and that of the original; if it has the same
-    words, the divergences of the predictions, and how many of the best words stay.
+    The sums get, for each window, the negative log likelihoods of the tokens, its own and that of the
+    original, the divergences of the predictions, and how many of the best words stay.
     """
     before = torch.empty(windows.size(1) - 1, len(original.table))  # log-probabilities of the original
     for number, window in enumerate(tqdm(windows, text, unit=" windows", mininterval=10.0)):
@@ -145,25 +141,23 @@ def compare_predictions(
             rows.sub_(rows.logsumexp(dim=1, keepdim=True))
         likelihood, best = float(before.gather(1, window[1:, None]).sum()), before.argmax(dim=1)
         for other, other_sums in waiting:
-            ids, has_same_words = window, len(other.tokenizer) == len(original.tokenizer)
-            if not has_same_words:
-                read = other.tokenizer(original.tokenizer.decode(window[1:]), add_special_tokens=False)
-                ids = torch.tensor([other.tokenizer.bos_token_id, *read["input_ids"]])
-            states = other.states(ids[:-1])
-            total, words, excess = scan_words(states, other.table, before if has_same_words else None)
-            values = [float((total - (states * other.table[ids[1:]]).sum(dim=1)).sum()), -likelihood]
-            if has_same_words:
-                values += [float((excess + total).sum()), float((words == best).sum())]
+            if other is original:
+                other_sums.add(text, [-likelihood, -likelihood, 0.0, len(best)])
+                continue
+            states = other.states(window[:-1])
+            total, words, excess = scan_words(states, other.table, before)
+            own = float((total - (states * other.table[window[1:]]).sum(dim=1)).sum())
+            values = [own, -likelihood, float((excess + total).sum()), float((words == best).sum())]
             other_sums.add(text, values)
 
 
-def scan_words(states: Tensor, table: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def scan_words(states: Tensor, table: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Score all words after each of ``n`` tokens, some words at a time.
 
     Args:
         states: the hidden states ``(n, D)``.
         table: what scores words ``(V, D)``.
-        before: log-probabilities ``(n, V)`` to compare with, or None.
+        before: log-probabilities ``(n, V)`` to compare with.
 
     Returns:
         For each token, the logarithm of the sum of all exponentials of scores, the best word, and the mean
@@ -179,26 +173,9 @@ def scan_words(states: Tensor, table: Tensor, before: Tensor | None) -> tuple[Te
         best[is_better] = first + scores[is_better].argmax(dim=1)
         total = total * (highest - new).exp() + (scores - new[:, None]).exp_().sum(dim=1)
         highest = new
-        if before is not None:
-            known = before[:, first : first + _WORDS]
-            excess += torch.linalg.vecdot(known.exp(), known - scores)
+        known = before[:, first : first + _WORDS]
+        excess += torch.linalg.vecdot(known.exp(), known - scores)
     return highest + total.log(), best, excess
-
-
-def generating_speeds(folder: Path, original: Path, prompt: str) -> tuple[float, float]:
-    """Return the tokens per second of the original and of the decoder in a folder.
-
-    The two take turns to continue the prompt, so that other work on the machine slows both.
-    """
-    models = [read_decoder(place, "auto") for place in (original, folder)]
-    prompts = [read_tokenizer(place)(prompt, return_tensors="pt") for place in (original, folder)]
-    seconds = [float("inf"), float("inf")]
-    for _ in range(_ROUNDS):
-        for place, (model, inputs) in enumerate(zip(models, prompts)):
-            started = time.perf_counter()
-            model.generate(**inputs, do_sample=False, min_new_tokens=_GENERATED, max_new_tokens=_GENERATED)
-            seconds[place] = min(seconds[place], time.perf_counter() - started)
-    return _GENERATED / seconds[0], _GENERATED / seconds[1]
 
 
 def rounded_table(table: Tensor, package: str, kind: str) -> tuple[Tensor, int]:
@@ -208,9 +185,16 @@ def rounded_table(table: Tensor, package: str, kind: str) -> tuple[Tensor, int]:
         table: ``(V, D)``.
         package: ``gguf``: a type of llama.cpp, by the quantizer of its Python package, or by ours where this
             has none; ``torchao``: ``int1`` to ``int8``, weights only, whose zero points are 0 and not
-            counted; ``bitsandbytes``: ``nf4`` or ``fp4``.
+            counted; ``bitsandbytes``: ``nf4`` or ``fp4``; ``mlx``: ``4bit_64`` are 4 bits with a scale and an
+            offset in bf16 for 64 numbers.
         kind: the type.
     """
+    if package == "mlx":
+        mx, (bits, group) = importlib.import_module("mlx.core"), kind.split("bit_")
+        sizes, numbers = {"bits": int(bits), "group_size": int(group)}, mx.array(table.float().numpy())
+        codes, *scales = mx.quantize(numbers.astype(mx.bfloat16), **sizes)
+        decoded = mx.dequantize(codes, *(scale.astype(mx.float32) for scale in scales), **sizes)
+        return torch.from_numpy(np.array(decoded)), codes.nbytes + sum(scale.nbytes for scale in scales)
     if package == "bitsandbytes":
         functions = importlib.import_module("bitsandbytes.functional")
         codes, state = functions.quantize_4bit(table, blocksize=_BITSANDBYTES_BLOCK, quant_type=kind)

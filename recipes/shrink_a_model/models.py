@@ -37,7 +37,6 @@ from recipes.common.tools import SMOKE, SMOKE_HELP, matching, read_json, run_com
 from recipes.shrink_a_model.decoder import (
     Sums,
     compare_predictions,
-    generating_speeds,
     read_dense,
     round_table,
 )
@@ -120,6 +119,7 @@ class ShrinkRow:
     embedding: dict[str, Any] = field(default_factory=dict)
     decoder: str = ""  # the name of the decoder that it is of; empty for the encoder
     calibrate: str | None = None  # the option of `compress`; None: its default
+    only_text: bool = False  # likewise
     recover: float | None = None  # minutes that `compress` trains the model after rounding
     # ``package`` and ``kind`` of the codes of another package for the table (decoder).
     peer: dict[str, str] = field(default_factory=dict)
@@ -175,10 +175,8 @@ def shrink_encoder(recipe: Recipe, row: ShrinkRow) -> None:
         step("trimmed", [source / WEIGHTS, text], [trimmed / WEIGHTS], run_command, COMMAND, asked)
         source = trimmed
     if row.is_compressed:
-        names = ("name", "trim", "ratio", "embedding", "calibrate", "recover")
-        settings = {name: vars(row)[name] for name in names}
         inputs, asked = [source / WEIGHTS, text], [source, text, folder, row]
-        step(row.name, inputs, [folder / WEIGHTS], _compress, *asked, **settings)
+        step(row.name, inputs, [folder / WEIGHTS], _compress, *asked, **vars(row))
     elif not row.trim:
         shutil.copytree(source, folder, dirs_exist_ok=True)
 
@@ -191,26 +189,25 @@ def shrink_decoder(recipe: Recipe, row: ShrinkRow) -> None:
     text = write_calibration_text(settings, home)
     write_windows(row.decoder, settings, home)
     if row.peer:
-        package = settings["peers"][row.peer["package"]]
+        packages = settings["peers"][row.peer["package"]]
 
         def write_peer() -> None:
-            with installed([package]):
+            with installed(packages):
                 write_json(folder.with_suffix(".json"), round_table(source, folder, **row.peer))
 
-        step(row.name, [source / WEIGHTS], [folder / WEIGHTS], write_peer, **row.peer, requirement=package)
+        step(row.name, [source / WEIGHTS], [folder / WEIGHTS], write_peer, **row.peer, requirements=packages)
     elif row.is_compressed:
-        trim_text = recipe.data / TEXT
-        more: list[str | Path] = ["--trim-to", trim_text] if row.trim else []
-        runs_model = row.trim or row.recover is not None or row.calibrate not in (None, "none")
-        if row.calibrate is None and not row.trim:
+        more: list[str | Path] = []
+        runs_model = row.recover is not None or row.calibrate not in (None, "none")
+        if row.calibrate is None:
             # Measured with the first of the rows, and the same for all.
-            calibration = recipe.data / f"{row.decoder}{CALIBRATED}"
+            calibration = recipe.data / f"{row.decoder}{'_only_text' * row.only_text}{CALIBRATED}"
             more += ["--calibration", calibration]
             runs_model |= not calibration.is_file()
         if not runs_model:  # eval.sh compares more predictions
             more.append("--no-check")
-        inputs = [source / WEIGHTS, text, *([trim_text] if row.trim else [])]
-        step(row.name, inputs, [folder / WEIGHTS], _compress, source, text, folder, row, more, **vars(row))
+        inputs, asked = [source / WEIGHTS, text], [source, text, folder, row, more]
+        step(row.name, inputs, [folder / WEIGHTS], _compress, *asked, **vars(row))
     else:
         shutil.copytree(source, folder, dirs_exist_ok=True)
 
@@ -219,6 +216,7 @@ def _compress(model: Path, text: Path, output: Path, row: ShrinkRow, more: Seque
     """Replace the table of a model; `more` are further arguments of `compress`."""
     arguments: list[str | Path] = ["compress", "--model", model, "--text", text, "--output", output]
     arguments += ["--report", output.with_suffix(".json"), "--force", *more]
+    arguments += ["--only-text"] * row.only_text
     settings = {
         "size": None if row.ratio is None else f"{row.ratio:g}x",
         "calibrate": row.calibrate,
@@ -359,7 +357,8 @@ def measure_decoders(home: Path, rows: Sequence[tuple[ShrinkRow, Sums]]) -> None
     print(f"measuring {', '.join(row.name for row, _ in rows)}", flush=True)
     name = rows[0][0].decoder
     original = read_dense(home / "data" / name)
-    decoders = [read_dense(model_folder(home, row.name), original) for row, _ in rows]
+    folders = [model_folder(home, row.name) if row.is_compressed else None for row, _ in rows]
+    decoders = [original if folder is None else read_dense(folder, original) for folder in folders]
     with np.load(windows_file(home, name)) as stored:
         texts = {text: torch.from_numpy(windows) for text, windows in stored.items()}
     for text, windows in texts.items():
@@ -367,21 +366,17 @@ def measure_decoders(home: Path, rows: Sequence[tuple[ShrinkRow, Sums]]) -> None
     for (row, sums), decoder in zip(rows, decoders, strict=True):
         measured = {text: sums.means(text, windows[:, 1:].numel()) for text, windows in texts.items()}
         folder, (words, dim) = model_folder(home, row.name), decoder.table.shape
-        fit, table, speed = _PLAIN, table_bytes(home / "data" / name), None
+        fit, table = _PLAIN, table_bytes(home / "data" / name)
         if row.is_compressed:
             report = read_json(folder.with_suffix(".json"))["tables"][0]
             fit, table = report["fit"], report["stored_bytes"]["after"]
-            if not row.peer:
-                prompt = EncoderTexts(**read_json(home / "data" / TEXTS)).captions[0]
-                speeds = generating_speeds(folder, home / "data" / name, prompt)
-                speed = dict(zip(("before", "after"), speeds))
-        asked = {"given": row.embedding, "calibrate": row.calibrate, "recover": row.recover}
+        asked = {"calibrate": row.calibrate, "only_text": row.only_text, "recover": row.recover}
         path = write_result(
             home,
             row.name,
             config={
                 "trim": row.trim,
-                **({"peer": row.peer} if row.peer else asked),
+                **({"peer": row.peer} if row.peer else {"given": row.embedding, **asked}),
                 "embedding": {"method": fit["method"]},
             },
             counts={
@@ -392,11 +387,7 @@ def measure_decoders(home: Path, rows: Sequence[tuple[ShrinkRow, Sums]]) -> None
                 "folder_bytes_before": bytes_on_disk(home / "data" / name),
                 "stored_bits": 8 * table,
             },
-            metrics={
-                "texts": measured,
-                "tokens_per_second": speed,
-                "relative_error": fit["relative_error"],
-            },
+            metrics={"texts": measured, "relative_error": fit["relative_error"]},
             data_checksum=sums.checksums["windows"],
             checksums=sums.checksums,
         )
