@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,11 @@ from shared_embeddings.utils.files import replacing
 
 # Words that are scored at a time, so that the scores after all tokens of a window stay in the cache.
 _WORDS = 2048
-# Tokens after which log-probabilities are normalized at a time, likewise.
-_TOKENS = 8
 # Numbers that share a scale: the defaults of torchao and bitsandbytes.
 _TORCHAO_GROUP, _BITSANDBYTES_BLOCK = 32, 64
 # Numbers of a block in types of llama.cpp; the levels of IQ4_NL, and the scales that it tries on each side;
 # blocks that are rounded at a time, and what is added to nothing before a division.
-_Q2_0_BLOCK, _IQ4_NL_BLOCK = 64, 32
+_IQ4_NL_BLOCK = 32
 _IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _TRIED, _BLOCKS, _TINY = 7, 2**15, 1e-30
 
@@ -46,10 +44,9 @@ def read_decoder(folder: Path, dtype: str = "float32") -> Any:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder with dense tables, and its tokenizer."""
+    """A decoder with dense tables."""
 
     model: Any
-    tokenizer: Any
     table: Tensor  # (V, D), which scores words
 
     def states(self, ids: Tensor) -> Tensor:
@@ -59,17 +56,12 @@ class Decoder:
         return hidden
 
 
-def read_dense(folder: Path, original: Decoder | None = None) -> Decoder:
-    """Return the decoder in a folder, its tables decoded once; tensors equal to the original's are shared."""
+def read_dense(folder: Path) -> Decoder:
+    """Return the decoder in a folder, its tables decoded once."""
     model = read_decoder(folder)
     if find_entry(model.config.to_dict()) is not None:
         model = dense_model(model)
-    if original is not None:
-        theirs = dict(original.model.named_parameters())
-        for name, parameter in model.named_parameters():
-            if torch.equal(parameter, theirs[name]):
-                parameter.data = theirs[name].data
-    return Decoder(model, read_tokenizer(folder), model.get_output_embeddings().weight)
+    return Decoder(model, model.get_output_embeddings().weight)
 
 
 def cut_windows(tokenizer: Any, text: str, number: int, length: int) -> Tensor:
@@ -85,97 +77,78 @@ def cut_windows(tokenizer: Any, text: str, number: int, length: int) -> Tensor:
     return F.pad(windows[places], (1, 0), value=tokenizer.bos_token_id)
 
 
-class Sums:
-    """What a decoder's predictions add up to in each window so far, in a file that every window is added to.
+class Predictions:
+    """What a decoder predicts in each window so far, in a file that every window is added to.
 
     Args:
         path: the file.
         checksums: of what is measured; a file of something else starts anew.
 
     Attributes:
-        texts: by text, the values of each window that `compare_predictions` adds.
+        texts: by text, the negative log likelihood of each window, and the most probable words.
     """
 
     def __init__(self, path: Path, checksums: Mapping[str, str]) -> None:
         self.path, self.checksums = path, dict(checksums)
         stored = read_json(path) or {}
         same = stored.get("checksums") == self.checksums
-        self.texts: dict[str, list[list[float]]] = stored["texts"] if same else {}
+        self.texts: dict[str, list[tuple[float, list[int]]]] = stored["texts"] if same else {}
 
-    def add(self, text: str, values: list[float]) -> None:
-        self.texts.setdefault(text, []).append(values)
-        write_json(self.path, {"checksums": self.checksums, "texts": self.texts})
+    @torch.inference_mode()
+    def add(self, folder: Path, texts: Mapping[str, Tensor]) -> None:
+        """Add the windows ``(N, T)`` of texts that are not there yet, by the decoder in a folder."""
+        if all(len(self.texts.get(text, ())) == len(windows) for text, windows in texts.items()):
+            return
+        print(f"measuring {folder}", flush=True)
+        decoder = read_dense(folder)
+        for text, windows in texts.items():
+            known = self.texts.setdefault(text, [])
+            for window in tqdm(windows[len(known) :], text, unit=" windows", mininterval=10.0):
+                states = decoder.states(window[:-1])
+                total, best = scan_words(states, decoder.table)
+                likelihood = (states * decoder.table[window[1:]]).sum(dim=1) - total
+                known.append((-float(likelihood.sum()), best.tolist()))
+                write_json(self.path, {"checksums": self.checksums, "texts": self.texts})
 
-    def means(self, text: str, predicted: int) -> dict[str, float]:
-        """The measures of a text, of which the original predicted so many tokens.
+    def compare(self, original: Predictions) -> dict[str, dict[str, float]]:
+        """Return the measures of each text.
 
         Returns:
             ``perplexity`` and ``original_perplexity``, the exponentials of the negative log likelihood of all
-            tokens but the first of each window; ``kl``, the mean Kullback-Leibler divergence of the
-            predictions from those of the original, in nats; ``kept``, the share of positions at which the
-            most probable word stays.
+            tokens but the first of each window; ``kept``, the share of positions at which the most probable
+            word stays.
         """
-        columns = zip(*self.texts[text], strict=True)
-        after, before, kl, same_choice = [sum(column) / predicted for column in columns]
-        perplexities = {"perplexity": math.exp(min(after, 700.0)), "original_perplexity": math.exp(before)}
-        return {**perplexities, "kl": kl, "kept": same_choice}
+        measured = {}
+        for text, windows in self.texts.items():
+            (ours, words), (theirs, before) = (zip(*each) for each in (windows, original.texts[text]))
+            same = torch.tensor(words) == torch.tensor(before)
+            measured[text] = {
+                "perplexity": math.exp(min(sum(ours) / same.numel(), 700.0)),
+                "original_perplexity": math.exp(sum(theirs) / same.numel()),
+                "kept": float(same.double().mean()),
+            }
+        return measured
 
 
-@torch.inference_mode()
-def compare_predictions(
-    original: Decoder, others: Sequence[Decoder], text: str, windows: Tensor, sums: Sequence[Sums]
-) -> None:
-    """Compare decoders with the original in the windows ``(N, T)`` of a text that their sums lack yet.
-
-    The sums get, for each window, the negative log likelihoods of the tokens, its own and that of the
-    original, the divergences of the predictions, and how many of the best words stay.
-    """
-    before = torch.empty(windows.size(1) - 1, len(original.table))  # log-probabilities of the original
-    for number, window in enumerate(tqdm(windows, text, unit=" windows", mininterval=10.0)):
-        pairs = zip(others, sums, strict=True)
-        waiting = [pair for pair in pairs if number == len(pair[1].texts.get(text, []))]
-        if not waiting:
-            continue
-        torch.mm(original.states(window[:-1]), original.table.t(), out=before)
-        for rows in before.split(_TOKENS):
-            rows.sub_(rows.logsumexp(dim=1, keepdim=True))
-        likelihood, best = float(before.gather(1, window[1:, None]).sum()), before.argmax(dim=1)
-        for other, other_sums in waiting:
-            if other is original:
-                other_sums.add(text, [-likelihood, -likelihood, 0.0, len(best)])
-                continue
-            states = other.states(window[:-1])
-            total, words, excess = scan_words(states, other.table, before)
-            own = float((total - (states * other.table[window[1:]]).sum(dim=1)).sum())
-            values = [own, -likelihood, float((excess + total).sum()), float((words == best).sum())]
-            other_sums.add(text, values)
-
-
-def scan_words(states: Tensor, table: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def scan_words(states: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     """Score all words after each of ``n`` tokens, some words at a time.
 
     Args:
         states: the hidden states ``(n, D)``.
         table: what scores words ``(V, D)``.
-        before: log-probabilities ``(n, V)`` to compare with.
 
     Returns:
-        For each token, the logarithm of the sum of all exponentials of scores, the best word, and the mean
-        of the log-probabilities minus the scores.
+        For each token, the logarithm of the sum of all exponentials of scores, and the best word.
     """
-    highest = torch.full((len(states),), -torch.inf)
+    total, highest = torch.full((2, len(states)), -torch.inf, dtype=torch.float64)
     best = torch.zeros(len(states), dtype=torch.long)
-    total, excess = torch.zeros(2, len(states), dtype=torch.float64)
     for first in range(0, len(table), _WORDS):
         scores = F.linear(states, table[first : first + _WORDS])
-        new = torch.maximum(highest, scores.amax(dim=1))
-        is_better = new > highest
-        best[is_better] = first + scores[is_better].argmax(dim=1)
-        total = total * (highest - new).exp() + (scores - new[:, None]).exp_().sum(dim=1)
-        highest = new
-        known = before[:, first : first + _WORDS]
-        excess += torch.linalg.vecdot(known.exp(), known - scores)
-    return highest + total.log(), best, excess
+        value, place = scores.max(dim=1)
+        best = torch.where(value > highest, first + place, best)
+        highest = torch.maximum(highest, value)
+        total = torch.logaddexp(total, scores.logsumexp(dim=1).double())
+    return total, best
 
 
 def rounded_table(table: Tensor, package: str, kind: str) -> tuple[Tensor, int]:
@@ -207,10 +180,6 @@ def rounded_table(table: Tensor, package: str, kind: str) -> tuple[Tensor, int]:
         quantization.quantize_(holder, settings, lambda module, _: isinstance(module, nn.Embedding))
         weight: Any = holder[0].weight
         return weight.dequantize(), table.numel() * int(kind[len("int") :]) // 8 + weight.scale.nbytes
-    if kind == "Q2_0":
-        blocks = table.float().view(-1, _Q2_0_BLOCK)
-        decoded = torch.cat([q2_0(part) for part in blocks.split(_BLOCKS)])
-        return decoded, table.numel() // 4 + 2 * len(blocks)
     gguf = importlib.import_module("gguf")
     number = gguf.GGMLQuantizationType[kind]
     if kind == "IQ4_NL":
@@ -219,17 +188,6 @@ def rounded_table(table: Tensor, package: str, kind: str) -> tuple[Tensor, int]:
     else:
         codes = gguf.quants.quantize(table.float().numpy(), number)
     return torch.from_numpy(gguf.quants.dequantize(codes, number)), codes.nbytes
-
-
-def q2_0(blocks: Tensor) -> Tensor:
-    """Return blocks ``(n, 64)`` in Q2_0 of llama.cpp, decoded: -1, 0, 1 or 2 times an fp16 scale.
-
-    As in llama.cpp, the scale is the largest absolute value, so that no number gets a 2.
-    """
-    scale = blocks.abs().amax(dim=1, keepdim=True)
-    # Halves are rounded away from zero.
-    levels = (blocks / scale.clamp(min=_TINY)).abs().add(0.5).floor() * blocks.sign()
-    return levels * scale.half().float()
 
 
 def iq4_nl(blocks: Tensor) -> Tensor:

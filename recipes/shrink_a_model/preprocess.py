@@ -121,7 +121,7 @@ def write_calibration_text(settings: Mapping[str, Any], home: Path) -> Path:
 
 
 def get_translations(settings: Mapping[str, Any], home: Path) -> Path:
-    """Write the messages of a package in the languages of the settings, by language, and return their file."""
+    """Write the messages of a package by language, of those in the settings, and return their file."""
     path = home / "data" / "translations.json"
 
     def read() -> None:
