@@ -29,7 +29,7 @@ from shared_embeddings.utils.files import replacing
 _WORDS = 2048
 # Numbers that share a scale: the defaults of torchao and bitsandbytes.
 _TORCHAO_GROUP, _BITSANDBYTES_BLOCK = 32, 64
-# Numbers of a block in types of llama.cpp; the levels of IQ4_NL, and the scales that it tries on each side;
+# Of llama.cpp's IQ4_NL: numbers of a block, the levels, and the scales that it tries on each side;
 # blocks that are rounded at a time, and what is added to nothing before a division.
 _IQ4_NL_BLOCK = 32
 _IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)

@@ -83,6 +83,8 @@ SUMMARY = (
     *(f"spectral_{bits}" for bits in (4, 3, 2, 1)),
     *(f"spectral_{bits}_only_text" for bits in (4, 3, 2)),
 )
+# Those of its headline.
+HEADLINE = ("spectral_4", "spectral_3", "mlx_4bit_64")
 # Titles of decoders, and of the texts that measure them unless these are names; those in no other language.
 DECODER_NAMES = {"gemma": "Gemma 3 270M", "smollm": "SmolLM2 135M"}
 TITLES = {"wikitext2": "WikiText-2", "ag_news": "AG News"}
@@ -92,8 +94,8 @@ SERIES = (
     *("default", "only the text", "recovered", "not calibrated", "rounded"),
     *("gguf", "mlx", "torchao", "bitsandbytes"),
 )
-# Smaller losses, in percent, are drawn as this, since a logarithmic axis has no 0; rows of more bits are not drawn;
-# those of about as many stand so far apart.
+# Smaller losses, in percent, are drawn as this, since a logarithmic axis has no 0; rows of more bits are not
+# drawn, and those of about as many stand so far apart.
 _LEAST_LOSS, _MOST_BITS, _APART = 0.1, 6, 0.085
 # Sentences whose vectors are compared between ONNX Runtime and PyTorch.
 _COMPARED = 64
@@ -465,7 +467,7 @@ def summary_records() -> list[Record]:
 
 
 def decoder_summary() -> str:
-    """Return the table of `summary_records` for the README of the project."""
+    """Return the headline and the table of `summary_records` for the README of the project."""
 
     def whole(record: Record) -> str:
         counts = record["counts"]  # the folder before has its table in bf16
@@ -480,7 +482,17 @@ def decoder_summary() -> str:
         Column("worst language", worst_language),
         Column("greedy choice kept", number("{:.1f} %", "metrics", "texts", "wikitext2", "kept", factor=100)),
     ]
-    return markdown_table(summary_records(), columns, NONE)
+    rows = {record["row"].partition("_")[2]: record for record in summary_records()}
+    try:
+        largest, before = rows[HEADLINE[0]], rows[HEADLINE[0]]["counts"]["folder_bytes_before"]
+        four, three, rounded = (worst_language(rows[row]) for row in HEADLINE)
+        headline = (
+            f"**Perplexity of the worst of all languages: with `--bits 4` {four}, with `--bits 3` {three}, "
+            f"by MLX's\nrounding to 4.5 bits {rounded}. {whole(largest)} MB instead of {before / 1e6:.0f}.**"
+        )
+    except KeyError:
+        headline = ""  # not measured
+    return f"{headline}\n\n{markdown_table([*rows.values()], columns, NONE)}".lstrip()
 
 
 def draw(records: Sequence[Record], path: Path) -> None:
@@ -557,7 +569,7 @@ def label(record: Record) -> str:
     bits = f"{config['given']['bits']:g}"
     if name == "rounded":
         return f"rounded to {bits} bits"
-    recover = f" --recover {config.get('recover')}min"
+    recover = f" --recover {config.get('recover') or 0:g}min"
     options = {"only the text": " --only-text", "not calibrated": " --calibrate none", "recovered": recover}
     return f"--bits {bits}{options.get(name, '')}"
 

@@ -299,6 +299,23 @@ def test_the_table_of_decoders_invents_no_numbers() -> None:
     assert plain.endswith("| – | 40.0 | 40.0 | 80.0 | 41.0 |") and others == "Not run: `left`."
 
 
+def test_the_headline_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = {"perplexity": 33.0, "original_perplexity": 30.0, "kept": 0.8}
+    counts = {"weights": 100_000, "folder_bytes_before": 3_200_000, "stored_bits": 400_000}
+    records: list[dict[str, Any]] = [
+        {"row": f"gemma_{row}", "config": CONFIGS["smollm_a"], "counts": counts, "metrics": {"texts": texts}}
+        for row, texts in zip(models.HEADLINE, [{"German": text}, {"Czech": text}, {"wikitext2": text}])
+    ]
+    monkeypatch.setattr(models, "summary_records", lambda: records)
+    assert models.decoder_summary().startswith("| table | bits a weight |")
+    records[2]["metrics"]["texts"]["Czech"] = text
+    headline = models.decoder_summary().partition("\n\n")[0]
+    assert headline.startswith(
+        "**Perplexity of the worst of all languages: with `--bits 4` German +10.0 %, with"
+    )
+    assert headline.endswith("by MLX's\nrounding to 4.5 bits Czech +10.0 %. 3 MB instead of 3.**")
+
+
 def test_rows_of_decoders_are_measured_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [ShrinkRow("gemma_original", decoder="gemma"), ShrinkRow("gemma_copy", decoder="gemma")]
     for folder in (tmp_path / "data" / "gemma", *(models.model_folder(tmp_path, row.name) for row in rows)):
