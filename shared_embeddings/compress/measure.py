@@ -36,6 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.files import write_lines
 from shared_embeddings.utils.reading import read_lines
 
 # The approximate number of compared predictions, for a standard error of the share below 0.016.
@@ -47,6 +48,8 @@ USABLE_SHARE = 0.85
 NEIGHBORS, SHARPNESS = "nearest neighbors", 20.0
 # Sampled lines of the texts, enough even if lines are short.
 LINES = 400
+# Every fifth line of a text is measured, or fewer, for about so many characters: more than enough tokens.
+_FIFTH, _MEASURED = 5, 60_000
 # The log-probabilities of more words than this are kept in 16 bits.
 _MANY = 2**15
 
@@ -293,8 +296,7 @@ def sampled_lines(texts: Sequence[Path], seed: int, number: int = LINES) -> list
     """
     draw = random.Random(seed)
     sample: list[str] = []
-    lines = (line for path in texts for line in read_lines(path) if line.strip())
-    for index, line in enumerate(lines):
+    for index, line in enumerate(line for path in texts for line in _words_of(path)):
         if index < number:
             sample.append(line)
         elif (chosen := draw.randrange(index + 1)) < number:
@@ -303,6 +305,38 @@ def sampled_lines(texts: Sequence[Path], seed: int, number: int = LINES) -> list
         raise UserError(f"text {names_of(texts)}: has no words; use another text")
     draw.shuffle(sample)
     return sample
+
+
+def split_lines(texts: Sequence[Path], folder: Path) -> tuple[Sequence[Path], Sequence[Path]] | None:
+    """Write copies of texts with lines to calibrate with, and with a few others to measure with.
+
+    Every n-th line of each text is measured, of parallel texts the same ones: at most a fifth of them, but at
+    least one. Lines that are equal to one of those are in no copy. None if no others are left.
+    """
+    numbers, characters = [0] * len(texts), 0
+    for place, text in enumerate(texts):
+        for line in _words_of(text):
+            numbers[place] += 1
+            characters += len(line)
+    steps = [min(max(_FIFTH, characters // _MEASURED), number) for number in numbers]
+    folders = [folder / kind / str(place) for kind in ("rest", "measured") for place in range(len(texts))]
+    copies = [place / text.name.removesuffix(".gz") for place, text in zip(folders, [*texts, *texts])]
+    rest, measured = copies[: len(texts)], copies[len(texts) :]
+    held_out: set[str] = set()
+    for text, step, copy in zip(texts, steps, measured):
+        lines = [line for number, line in enumerate(_words_of(text)) if number % step == step // 2]
+        held_out.update(lines)
+        write_lines(copy, lines)
+    for text, copy in zip(texts, rest):
+        write_lines(copy, (line for line in read_lines(text) if line not in held_out))
+    if not all(any(line.strip() for line in read_lines(copy)) for copy in rest):
+        return None
+    return rest, measured
+
+
+def _words_of(text: Path) -> Iterator[str]:
+    """Yield the lines of a text that are not empty."""
+    return (line for line in read_lines(text) if line.strip())
 
 
 def names_of(texts: Sequence[Path]) -> str:

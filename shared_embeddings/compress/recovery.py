@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,7 @@ from shared_embeddings.checkpoints import KEY, load_tensors, state_digest, with_
 from shared_embeddings.compress.distillation import divergence
 from shared_embeddings.compress.fit_tables import Fitted, hold_as
 from shared_embeddings.compress.host import TrainedModel, find_host, place_plain, scoring_only
-from shared_embeddings.compress.measure import (
-    Batch,
-    Samples,
-    ScoredWords,
-    in_float32,
-    sampled_lines,
-)
+from shared_embeddings.compress.measure import Batch, Samples, ScoredWords, in_float32
 from shared_embeddings.compress.options import Duration, parse_duration
 from shared_embeddings.compress.report import RecoveryReport
 from shared_embeddings.compress.session import Session, announce
@@ -43,8 +37,7 @@ from shared_embeddings.quant.storage import pack, unpack
 from shared_embeddings.registry import get_method_config
 from shared_embeddings.utils.command_line import RESUME, StopFlag
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import remove, replacing, write_lines
-from shared_embeddings.utils.reading import read_lines
+from shared_embeddings.utils.files import replacing
 
 # Predictions that are sampled together, and the least tokens that are read for a step.
 TOKENS, STEP = 12_000, 512
@@ -124,14 +117,9 @@ def recover(session: Session, fitted: Fitted, saved: SavedRecovery) -> tuple[Rec
 
     notes: list[str] = []
     with contextlib.ExitStack() as stack:
-        copies = saved.path.with_name(f"{saved.path.name}.texts")
-        rest = None
-        if session.texts is None:
+        texts = session.calibration_texts or None
+        if texts is None:
             notes.append("recovery read what the original generates; pass a real text")
-        else:
-            rest = stack.enter_context(other_lines(session.texts, options.seed, copies))
-        if rest is not None and rest is session.texts:
-            notes.append("the texts have too few lines: the KL after recovery is of lines that it read, too")
         stack.enter_context(in_float32(module))
         stack.enter_context(samples.running())
         # Rare tokens differ between samples.
@@ -140,7 +128,7 @@ def recover(session: Session, fitted: Fitted, saved: SavedRecovery) -> tuple[Rec
             words = None
         plain = [] if words is None else place_plain(original, tables)
         select = session.words_of if plain else lambda *_: None
-        batches = TeacherBatches(original, rest, options.seed + 2, [*scored, *plain], select)
+        batches = TeacherBatches(original, texts, options.seed + 2, [*scored, *plain], select)
         stack.callback(batches.contexts.close)
 
         def measure() -> float:
@@ -178,26 +166,6 @@ def scores_rows(embedding: SharedEmbedding, words: Tensor) -> bool:
         return torch.allclose(
             embedding.logits(hidden), scores, rtol=1e-2, atol=1e-2 * float(scores.abs().max())
         )
-
-
-@contextlib.contextmanager
-def other_lines(texts: Sequence[Path], seed: int, folder: Path) -> Iterator[Sequence[Path]]:
-    """Copies of texts without the lines on which predictions are compared; the texts if no others are left.
-
-    The folder of the copies is deleted at the end, and at the beginning if a process was killed.
-    """
-    compared = set(sampled_lines(texts, seed))
-    for text in texts if len(texts) > 1 else ():  # of translation models, which read one of them
-        with contextlib.suppress(UserError):
-            compared.update(sampled_lines([text], seed))
-    remove(folder)
-    try:
-        rest = [folder / f"{number}-{text.name}" for number, text in enumerate(texts)]
-        for text, copy in zip(texts, rest):
-            write_lines(copy, (line for line in read_lines(text) if line.strip() and line not in compared))
-        yield rest if all(copy.stat().st_size for copy in rest) else texts
-    finally:
-        remove(folder)
 
 
 class TeacherBatches:

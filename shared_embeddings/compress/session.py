@@ -10,7 +10,9 @@ from __future__ import annotations
 import functools
 import math
 import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +21,14 @@ from torch import Tensor
 from shared_embeddings.accounting import count_parameters
 from shared_embeddings.compress.calibration import Calibration, calibrate, read_calibration, write_calibration
 from shared_embeddings.compress.host import EmbeddingTable, TrainedModel, find_host, place_plain, scoring_only
-from shared_embeddings.compress.measure import Comparison, Samples, ScoredWords, Validation, names_of
+from shared_embeddings.compress.measure import (
+    Comparison,
+    Samples,
+    ScoredWords,
+    Validation,
+    names_of,
+    split_lines,
+)
 from shared_embeddings.compress.options import CompressOptions
 from shared_embeddings.compress.sizing import Target, options_within
 from shared_embeddings.quant.packed_tensor import inner_tensors
@@ -46,7 +55,12 @@ class Session:
 
     def __init__(self, options: CompressOptions) -> None:
         announce(f"reading {options.model}")
-        self.options, self.texts = options, options.text or None
+        self.options = options
+        # No line that is measured is calibrated on, if there is more than one; both are empty without a text.
+        self._folder = tempfile.TemporaryDirectory()
+        split = split_lines(options.text, Path(self._folder.name)) if options.text else None
+        self.is_split = split is not None
+        self.calibration_texts, self.measured_texts = map(tuple, split or (options.text, options.text))
         self.host, adapter = find_host(options.model, options.skip_undecodable)
         is_rounded = options.method is None or get_method_config(options.method).takes_metric
         self.sides = options.calibrate or ("both" if options.text and is_rounded else "none")
@@ -63,8 +77,8 @@ class Session:
         """The counts ``(V,)`` of the tokens of each table, by name; empty without counts or texts."""
         if self.options.token_counts is not None:
             counts: Mapping[str, int] = read_counts(self.options.token_counts)
-        elif self.options.text:
-            counts = self.trained.count_text(self.options.text)
+        elif self.calibration_texts:
+            counts = self.trained.count_text(self.calibration_texts)
         else:
             return {}
         return {table.name: counts_of(table.words, counts, table.sentence_marks) for table in self.tables}
@@ -83,13 +97,16 @@ class Session:
                 raise UserError(f"calibration {file}: no such file; measure it with text")
             return {}
         announce("calibrating")
-        self._calibrated_on = names_of(self.texts) if self.texts else "what the model generates"
+        self._calibrated_on = (
+            names_of(self.calibration_texts) if self.calibration_texts else "what the model generates"
+        )
         # Scores of all tokens of a large vocabulary would take most of the time.
         plain = [] if self.scored_words is None else place_plain(self.trained, self.tables)
         with scoring_only(plain, self.scored_words):
             try:
-                # The seed selects other lines than those that are compared.
-                measured = calibrate(self.trained, self.tables, self.texts, options.seed + 1, self.sides)
+                # By the seed, the model generates another text than the one that is measured.
+                texts = self.calibration_texts or None
+                measured = calibrate(self.trained, self.tables, texts, options.seed + 1, self.sides)
             except UserError as error:
                 raise UserError(f"cannot calibrate ({error}); give calibrate 'none'") from error
         if not measured and (options.calibrate or file):
@@ -115,14 +132,14 @@ class Session:
         validation = None
         if options.validation is not None or options.validation_source is not None:
             validation = Validation(options.validation, options.validation_source, options.validation_target)
-        return Comparison(self.trained, validation, self.texts, options.seed)
+        return Comparison(self.trained, validation, self.measured_texts or None, options.seed)
 
     @functools.cached_property
     def held_out(self) -> Comparison:
         """The predictions that recovery compares."""
         comparison = self.comparison
         if comparison is None or comparison.samples is None:
-            comparison = Comparison(self.trained, None, self.texts, self.options.seed)
+            comparison = Comparison(self.trained, None, self.measured_texts or None, self.options.seed)
         if comparison.reason:
             raise UserError(f"recover needs predictions of the model ({comparison.reason}); remove it")
         return comparison

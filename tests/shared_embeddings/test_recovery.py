@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import resource
 import zipfile
@@ -13,13 +14,12 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from shared_embeddings.compress.distillation import divergence
-from shared_embeddings.compress.measure import LINES, Batch, Samples, in_float32, sampled_lines
+from shared_embeddings.compress.measure import Batch, Samples, in_float32, split_lines
 from shared_embeddings.compress.options import parse_duration
 from shared_embeddings.compress.recovery import (
     SavedRecovery,
     Student,
     TeacherBatches,
-    other_lines,
     scores_rows,
     train,
 )
@@ -53,20 +53,22 @@ def test_the_divergence_is_that_of_torch() -> None:
     assert bool(loss.isfinite()) and bool(gradient.isfinite().all())
 
 
-def test_lines_that_are_compared_are_not_read(tmp_path: Path) -> None:
-    text = tmp_path / "text"
-    text.write_text("".join(f"line {number}\n\n" for number in range(LINES + 30)))
-    compared = set(sampled_lines([text], 3))
-    folder = tmp_path / "small.recovery.texts"
-    folder.mkdir()
-    (folder / "copy of a process that was killed").write_text("x")
-    with other_lines([text], 3, folder) as (rest,):
-        lines = rest.read_text().splitlines()
-        assert [*folder.iterdir()] == [rest]
-    assert len(lines) == 30 and not compared & set(lines) and not folder.exists()
-    text.write_text("line 1\nline 2\n")
-    with other_lines(texts := [text], 3, folder) as rest_of_few:
-        assert rest_of_few is texts
+def test_lines_that_are_measured_are_not_read_otherwise(tmp_path: Path) -> None:
+    texts = [tmp_path / "source", tmp_path / "target.gz"]
+    lines = [f"line {number}" for number in range(40)] + ["line 2", ""]
+    texts[0].write_text("\n\n".join(lines))
+    texts[1].write_bytes(gzip.compress("\n\n".join(lines).upper().encode()))
+    rest, measured = split_lines(texts, tmp_path / "copies") or ((), ())
+    assert [text.name for text in (*rest, *measured)] == ["source", "target"] * 2
+    other, held_out = ([text.read_text().split("\n") for text in copies] for copies in (rest, measured))
+    assert [line.upper() for line in held_out[0]] == held_out[1] and "line 2" in held_out[0]
+    assert sorted(filter(None, {*other[0], *held_out[0]})) == sorted({*lines} - {""})
+    assert not {*other[0]} & ({*held_out[0]} - {""}) and 7 <= len([*filter(None, held_out[0])]) <= 9
+    texts[0].write_text("one\ntwo\n")
+    rest, measured = split_lines(texts[:1], tmp_path / "copies") or ((), ())
+    assert rest[0].read_text() == "one\n" and measured[0].read_text() == "two\n"
+    texts[0].write_text("one\n\none\n")
+    assert split_lines(texts[:1], tmp_path / "copies") is None
 
 
 def test_a_saved_state_is_of_the_same_training(tmp_path: Path) -> None:
