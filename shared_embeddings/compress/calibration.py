@@ -30,6 +30,8 @@ from shared_embeddings.utils.progress import progress_bar
 SIDES = ("both", "output", "none")
 # The suffix of names of shares in files.
 _SHARES = ".shares"
+# Words that are scored at a time.
+_ROWS = 2**14
 # Predictions that are read, and those whose shares of all words are added up if others score some words only.
 TOKENS, _SHARED = 12_000, 4_000
 
@@ -92,8 +94,7 @@ def calibrate(
                         if shares.size(1) == len(table.table):
                             of_words[table.name] += (shares * (1.0 - shares)).sum(dim=0)
                         elif read < _SHARED and states.size(1) == table.table.size(1):
-                            every = (states @ table.table.t().float()).softmax(dim=1)
-                            of_words[table.name] += (every * (1.0 - every)).sum(dim=0)
+                            of_words[table.name] += _doubts(states, table.table)
                 if hooks:
                     drawn = torch.multinomial(shares, 1, generator=draw)
                     slopes = shares.scatter_add_(1, drawn, torch.full_like(doubts, -1.0))
@@ -114,6 +115,16 @@ def calibrate(
         for name, parts in sums.items()
     }
     return {name: calibration for name, calibration in measured.items() if bool(calibration.metric.any())}
+
+
+def _doubts(states: Tensor, table: Tensor) -> Tensor:
+    """The sums ``(V,)`` of p (1 - p) over predictions ``(n, D)``, with little memory besides ``(n, V)``."""
+    shares = states.new_empty(len(states), len(table))
+    for part, rows in zip(shares.split(_ROWS, dim=1), table.split(_ROWS)):
+        part.copy_(states @ rows.t().float())
+    shares.sub_(shares.logsumexp(dim=1, keepdim=True)).exp_()
+    sums = shares.sum(dim=0)
+    return sums.sub_(shares.square_().sum(dim=0))
 
 
 def _add(total: Tensor, vectors: Tensor) -> None:

@@ -83,7 +83,8 @@ class SearchReport:
     def summary(self) -> str:
         """Return a table of the trials and one of the sizes."""
         best = self.trials[0]
-        codes = "" if best.calibration is None else f"; codes are {best.calibration}"
+        names = {trial.calibration for trial in self.trials} - {None, NOT_CALIBRATED}
+        codes = "".join(f"; codes are {name}" for name in names)
         lines = [] if best.retention is None else [f"candidates, compared on {best.retention.how}{codes}:"]
         lines += align(_rows(self.trials), texts=2)
         lines += [
