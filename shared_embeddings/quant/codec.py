@@ -130,7 +130,7 @@ class Codec(ABC):
             return self, torch.full((len(table),), float(bits))
         margin = _WORTH_MIXING if is_whole else _WORTH_SAVING
         errors = torch.tensor([self.errors[rate] for rate in self.rates], dtype=torch.float64)
-        return self, self.allocate(squared_norms(table), importance, is_small, errors, margin)
+        return self, self.allocate(squared_norms(table, metric), importance, is_small, errors, margin)
 
     def allocate(
         self,
@@ -269,9 +269,13 @@ def check_decoder(method: str, options: Mapping[str, Any]) -> None:
 # Parts of several codecs.
 
 
-def squared_norms(rows: Tensor) -> Tensor:
-    """The squared norms ``(n,)`` of rows ``(n, D)``, in float64."""
-    return torch.cat([part.double().square().sum(dim=1) for part in rows.split(BLOCK)])
+def squared_norms(rows: Tensor, metric: Tensor | None = None) -> Tensor:
+    """The squared norms ``(n,)`` of rows ``(n, D)`` in a metric ``(D, D)``, in float64."""
+    norms = []
+    for part in rows.split(BLOCK):
+        weighted = part if metric is None else part @ metric.to(part)
+        norms.append((part.double() * weighted.double()).sum(dim=1))
+    return torch.cat(norms)
 
 
 def fitted_scales(rows: Tensor, values: Tensor, metric: Metric | None = None) -> Tensor:

@@ -535,7 +535,7 @@ def test_more_bits_are_better_and_rounding_is_not(
     if is_weighted:
         states = normal(2 * rows.size(1), rows.size(1))
         costs, weights = states.t() @ states, normal(len(rows), 1)[:, 0].abs()
-        known = {"metric": costs, "importance": weights}
+        known = {"metric": costs, "token_counts": 1e6 * weights.square()}
 
     def size(values: Tensor) -> float:
         return float((values.double() * weights.double().sqrt()[:, None]).norm())
