@@ -264,5 +264,5 @@ def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path) -> meas
         translations = list(read_lines(output))
     metric = BLEU(tokenize="none", force=True)
     score = metric.corpus_score(translations, [wanted]).score
-    how = f"{target}: {len(wanted):,} lines, beam {BEAM_SIZE}, {metric.get_signature()}"
+    how = f"{target.name}: {len(wanted):,} lines, beam {BEAM_SIZE}, {metric.get_signature()}"
     return measure.Quality("BLEU", score, how)

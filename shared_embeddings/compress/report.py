@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from shared_embeddings.compress.fit import FitReport
@@ -13,6 +13,8 @@ from shared_embeddings.compress.sizing import as_yaml
 
 # Embeddings that take more than twice as long for a token as before are slow.
 _SLOW = 0.5
+# The head of a table of sizes in Markdown.
+_BEFORE_AFTER = ("| | before | after | smaller |", "| --- | ---: | ---: | ---: |")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,8 +180,9 @@ class TrimReport:
 
     def card(self) -> str:
         """What was done, in Markdown, for the card of the written model."""
-        rows = {f"rows of {vocabulary.name}": vocabulary.rows for vocabulary in self.vocabularies}
-        lines = list(_markdown({**rows, "bytes of weights": self.bytes_of_weights}))
+        lines = [*_BEFORE_AFTER, _row("weights", self.bytes_of_weights)]
+        lines += [_row(f"rows of {item.name}", item.rows, "{:,}".format) for item in self.vocabularies]
+        lines.append("")
         for text in (text for vocabulary in self.vocabularies for text in vocabulary.texts):
             named = dataclasses.replace(text, text=Path(text.text).name)
             lines += [f"- {line}" for line in named.described()]
@@ -197,10 +200,10 @@ class RecoveryReport:
     kl_after: float
 
     def described(self) -> str:
-        """The result in one line."""
+        """The result in one line, without the time, which differs from run to run."""
         return (
-            f"recovery: {self.steps:,} steps on {self.tokens:,} tokens in {self.minutes:.1f} minutes, KL on "
-            f"other lines {self.kl_before:.4f} before, {self.kl_after:.4f} after"
+            f"recovery: {self.steps:,} steps on {self.tokens:,} tokens, KL on other lines "
+            f"{self.kl_before:.4f} before, {self.kl_after:.4f} after"
         )
 
 
@@ -228,26 +231,46 @@ class CompressionReport:
     trimmed: TrimReport | None = None
 
     def card(self) -> str:
-        """What was done and what it cost, in Markdown, for the card of the written model."""
-        rows = {"bytes of weights": self.bytes_of_weights}
-        for table in self.tables:
-            rows[f"bytes of table {table.name} ({', '.join(table.uses)})"] = table.stored_bytes
-            rows[f"bytes of table {table.name} in memory"] = table.decoding.memory
+        """What was done and what it cost, in Markdown; nothing that differs from run to run, as speeds do."""
         lines = [] if self.trimmed is None else [self._all_bytes(self.trimmed), ""]
-        lines += _markdown(rows)
-        lines += [f"- table {table.name}: `{table.method()}`" for table in self.tables]
-        lines += [f"- table {table.name}: {table.decoding.described()}" for table in self.tables]
-        lines.append(f"- numbers are stored as {self.store}")
+        lines += [*_BEFORE_AFTER, _row("weights", self.bytes_of_weights)]
+        how = []
+        for table in self.tables:
+            lines.append(_row(f"table {table.name} ({', '.join(table.uses)})", table.stored_bytes))
+            lines.append(_row(f"table {table.name} in memory", table.decoding.memory))
+            bits = 8 * table.stored_bytes.after / max(table.parameters.before, 1)
+            how.append(f"- table {table.name}: `{table.method()}`, {bits:.2f} bits a weight")
+        how.append(f"- numbers are stored as {self.store}")
         if self.calibration is not None:
-            lines.append(f"- codes are {self.calibration}")
+            how.append(f"- codes are {self.calibration}")
+        others = "other weights are those of the original"
+        how.append(f"- {others if self.recovery is None else self.recovery.described()}")
+        how += [f"- {note}" for note in self.notes]
+        lines += ["", "## Quality", "", *self._quality(), "", "## How it was compressed", "", *how]
+        return "\n".join(lines)
+
+    def _quality(self) -> Iterator[str]:
+        """What was measured, in Markdown."""
+        rows = []
         if (score := self.quality) is not None:
-            lines.append(
-                f"- {score.measure} of {score.how}: {score.before:.2f} before, {score.after:.2f} after"
+            rows.append((score.measure, score.before, score.after, score.how))
+        if self.kept.perplexities is not None:
+            rows.append(("perplexity", *self.kept.perplexities, self.kept.how))
+        if rows:
+            yield from (
+                "| measured on | | original | this model | change |",
+                "| --- | --- | ---: | ---: | ---: |",
             )
-        if self.recovery is not None:
-            lines.append(f"- {self.recovery.described()}")
-        lines += [f"- note: {note}" for note in self.notes]
-        return "\n".join([*lines, f"- {self.kept.described()}", ""])
+        for measure, before, after, text in rows:
+            change = after / max(before, 1e-9) - 1
+            yield f"| {text} | {measure} | {before:.2f} | {after:.2f} | {change:+.1%} |"
+        if rows:
+            yield ""
+        yield (
+            self.kept.described()
+            if self.kept.share is not None
+            else f"Not measured ({self.kept.how}); evaluate it on a text."
+        )
 
     def summary(self) -> str:
         """The result in a few lines: sizes, how much of the model was kept, and what to look at."""
@@ -277,7 +300,7 @@ class CompressionReport:
         if self.calibration is not None:
             lines.append(f"codes are {self.calibration}")
         if self.recovery is not None:
-            lines.append(self.recovery.described())
+            lines.append(f"{self.recovery.described()}; {self.recovery.minutes:.1f} minutes")
         lines += [f"note: {note}" for note in self.notes]
         if min(speeds, default=1.0) < _SLOW:
             codecs = {table.fit.options.get("codec", "uniform") for table in self.tables}
@@ -331,9 +354,6 @@ def _change(title: str, sizes: Sizes) -> str:
     return f"{title:<24}{sizes.before:>16,} -> {sizes.after:>14,}  ({share:.1%})"
 
 
-def _markdown(rows: Mapping[str, Sizes]) -> Iterator[str]:
-    """The lines of a table of sizes, and an empty line."""
-    yield from ("| | before | after | smaller |", "| --- | ---: | ---: | ---: |")
-    for title, sizes in rows.items():
-        yield f"| {title} | {sizes.before:,} | {sizes.after:,} | {sizes.smaller:.2f}x |"
-    yield ""
+def _row(title: str, sizes: Sizes, show: Callable[[int], str] = _readable) -> str:
+    """A row of a table in Markdown below `_BEFORE_AFTER`."""
+    return f"| {title} | {show(sizes.before)} | {show(sizes.after)} | {sizes.smaller:.2f}x |"

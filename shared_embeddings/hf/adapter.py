@@ -26,6 +26,7 @@ from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.export.gguf import INPUT, OUTPUT, write_gguf
 from shared_embeddings.export.onnx import Example, OnnxBody, StandIn, quiet, rename_values
 from shared_embeddings.hf import folder
+from shared_embeddings.hf.card import write_card
 from shared_embeddings.hf.quality import (
     LONGEST_WINDOW,
     computing,
@@ -194,7 +195,7 @@ class FolderModel(host.TrainedModel):
         window = most_tokens(self.module, LONGEST_WINDOW)
         with computing(self.module):
             nats = negative_log_likelihoods(self.module.eval(), begin, ids, window - len(begin))
-        how = f"{path}: {len(nats):,} tokens, in windows of {window:,}, at least half of it context"
+        how = f"{path.name}: {len(nats):,} tokens, in windows of {window:,}, at least half of it context"
         return Quality("perplexity", math.exp(min(float(nats.mean()), 700.0)), how)
 
     def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
@@ -242,11 +243,10 @@ class FolderModel(host.TrainedModel):
         # transformers chooses which of several names of a tensor to write.
         state = {**self.module.state_dict(), **tensors}
         state = {name: tensor for name, tensor in state.items() if not tensor.is_meta}
-        done, kind = "Word embeddings compressed", type(self.module).__name__
         with replacing(output) as temporary:
             folder.save_pretrained(self.module, temporary, state_dict=state)
             folder.copy_files(folder.other_files(self.path), temporary)
-            folder.write_card(self.path, temporary, done, kind, card)
+            write_card(self.path, temporary, "Word embeddings compressed", card)
 
     def write_dense(self, output: Path, force: bool) -> int:
         """Write a folder that any program reads that reads the original; return the bytes of its weights."""

@@ -22,7 +22,7 @@ WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 # Of sentence encoders, names folders such as 1_Pooling.
-_SENTENCE_LAYERS = "modules.json"
+SENTENCE_LAYERS = "modules.json"
 # Names code in settings.
 CODE = "auto_map"
 _LONGEST_REASON = 300  # characters of a library's error message
@@ -38,8 +38,7 @@ _COPIED = (
 # Of these, files that describe the old weights or their training.
 _NOT_COPIED = (CONFIG, "trainer_state.json", "all_results.json", "train_results.json", "eval_results.json")
 # Loads compressed embeddings where this library is not installed; written by it, and never read.
-_REMOTE_CODE = "modeling_shared_embeddings.py"
-_CARD = "README.md"
+REMOTE_CODE = "modeling_shared_embeddings.py"
 
 
 # Reading.
@@ -165,9 +164,9 @@ def read_model(
         model, info = architecture.from_pretrained(
             folder, **{**dtype, **settings, **_SAFE, "output_loading_info": True}
         )
-    if "lm_head.weight" in info["missing_keys"] and (folder / _SENTENCE_LAYERS).is_file():
+    if "lm_head.weight" in info["missing_keys"] and (folder / SENTENCE_LAYERS).is_file():
         raise UserError(
-            f"model {folder}: is an embedding model ({_SENTENCE_LAYERS}) without the output layer of its "
+            f"model {folder}: is an embedding model ({SENTENCE_LAYERS}) without the output layer of its "
             f"class {architecture.__name__}; models of this kind are not supported yet"
         )
     unexpected = sorted(map(str, info["unexpected_keys"]))
@@ -255,15 +254,22 @@ def add_remote_code(folder: Path) -> None:
         check_decoder(table["method"], table["options"])
     if not tables or any(table["method"] not in DECODED_METHODS for table in tables):
         return
-    (folder / _REMOTE_CODE).write_text(program(Path(__file__).with_name("remote_code.py")), encoding="utf-8")
-    auto = require("transformers.models.auto.modeling_auto")
-    content[CODE] = {}
-    for name in (name for name in dir(auto) if name.startswith("AutoModel")):
-        mapping = getattr(auto, name)._model_mapping
-        kind = getattr(mapping, "_model_mapping", {}).get(content["model_type"])
-        if isinstance(kind, str):
-            content[CODE][name] = f"{Path(_REMOTE_CODE).stem}.{kind}"
+    (folder / REMOTE_CODE).write_text(program(Path(__file__).with_name("remote_code.py")), encoding="utf-8")
+    classes = auto_classes(content["model_type"])
+    content[CODE] = {name: f"{Path(REMOTE_CODE).stem}.{kind}" for name, kind in classes.items()}
     write_json(folder / CONFIG, dict(sorted(content.items())))
+
+
+def auto_classes(model_type: str) -> dict[str, str]:
+    """Return the ``AutoModel`` classes for a type of model, and the class that each one loads."""
+    auto = require("transformers.models.auto.modeling_auto")
+    mappings = {
+        name: getattr(auto, name)._model_mapping for name in dir(auto) if name.startswith("AutoModel")
+    }
+    kinds = {
+        name: getattr(mapping, "_model_mapping", {}).get(model_type) for name, mapping in mappings.items()
+    }
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, str)}
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -288,8 +294,8 @@ def other_files(source: Path) -> list[Path]:
     """
     files = {file for pattern in _COPIED for file in source.glob(pattern) if file.is_file()}
     names = ["additional_chat_templates"]
-    if (source / _SENTENCE_LAYERS).is_file():
-        names += [layer["path"] for layer in read_json(source / _SENTENCE_LAYERS)]
+    if (source / SENTENCE_LAYERS).is_file():
+        names += [layer["path"] for layer in read_json(source / SENTENCE_LAYERS)]
     return [
         *(file for file in sorted(files) if file.name not in _NOT_COPIED and not file.match("*.index.json")),
         *(folder for folder in sorted(source.iterdir()) if folder.is_dir() and folder.name in names),
@@ -314,7 +320,7 @@ def notes_on_code(source: Path, kind: str) -> list[str]:
     if find_entry(config) is not None:  # written by this library
         return []
     notes = []
-    if (source / _SENTENCE_LAYERS).is_file() and kind.endswith("ForCausalLM"):
+    if (source / SENTENCE_LAYERS).is_file() and kind.endswith("ForCausalLM"):
         notes.append(
             "this is an embedding model, but predictions of the next token were compared, not vectors of "
             "sentences; evaluate these"
@@ -325,25 +331,3 @@ def notes_on_code(source: Path, kind: str) -> list[str]:
     if CODE in config or config.get("model_type") != model_type:
         notes.append(f"model type {config.get('model_type')!r}: the model was read as {kind} ({model_type})")
     return notes
-
-
-def write_card(source: Path, target: Path, done: str, kind: str, summary: str) -> None:
-    """Write a model card, above that of the original, whose license and language it inherits.
-
-    The title is what was `done` with the model of class `kind`, the summary Markdown with sizes and quality.
-    """
-    original = source / _CARD
-    text = original.read_text(encoding="utf-8", errors="replace") if original.is_file() else ""
-    parts = re.fullmatch(r"(---\n.*?\n---\n)?(.*)", text, flags=re.DOTALL)
-    header, body = parts.groups(default="") if parts else ("", text)
-    is_compressed = find_entry(read_json(target / CONFIG)) is not None
-    loading = "import shared_embeddings.hf\n" if is_compressed else ""
-    loading += f'from transformers import {kind}\nmodel = {kind}.from_pretrained("DIR")  # DIR: this folder\n'
-    about = f"# {done} with shared-embeddings\n\n{summary}\n```python\n{loading}```\n"
-    if (target / _REMOTE_CODE).is_file():
-        about += "\nWithout that library, `trust_remote_code=True` decodes the embeddings while loading.\n"
-    # Mark what this function wrote before as earlier steps.
-    heading = re.compile(r"^# (.* with shared-embeddings)$", flags=re.MULTILINE)
-    body = heading.sub(r"## Earlier step: \1", body.lstrip())
-    body = re.sub(r"\n```python\n[^`]*# DIR: this folder\n```\n", "", body)
-    (target / _CARD).write_text("\n".join(filter(None, (header, about, body))), encoding="utf-8")

@@ -20,6 +20,7 @@ from torch import Tensor
 from shared_embeddings.checkpoints import load_tensors, save_safetensors
 from shared_embeddings.compress.host import HostVocabulary, TrimmableModel
 from shared_embeddings.hf import folder
+from shared_embeddings.hf.card import write_card
 from shared_embeddings.hf.tokenizer import TOKENIZER, TokenizerFile, check_tokens, load_tokenizer
 from shared_embeddings.hf.word_layers import (
     ENTRY,
@@ -196,7 +197,7 @@ class TrimmableFolder(TrimmableModel):
             folder.copy_files(self._copied(), target)
             self.weights.write(target, torch.tensor(self.kept))
             folder.add_remote_code(target)
-            folder.write_card(self.path, target, "Vocabulary trimmed", self.kind, card)
+            write_card(self.path, target, "Vocabulary trimmed", card)
 
     def _copied(self) -> list[Path]:
         """The files and folders that no id is in."""

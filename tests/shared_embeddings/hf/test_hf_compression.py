@@ -96,7 +96,6 @@ def test_without_running_nothing_is_measured(tmp_path: Path, capsys: pytest.Capt
     printed = capsys.readouterr().out
     assert "could not verify that this model still works (check=False)" in printed
     assert "look-up and scores on this CPU" in printed and "bytes in memory" in printed
-    assert "tokens/s before" in (small / "README.md").read_text()
 
 
 def test_layers_of_another_task_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,13 +230,15 @@ def test_a_sentence_encoder(tmp_path: Path, text: Path) -> None:
         assert [file.name for file in (folder / "1_Pooling").iterdir()] == ["config.json"]
         assert (folder / "modules.json").read_bytes() == (model / "modules.json").read_bytes()
     card = (small / "README.md").read_text()
-    assert card.startswith("---\nlicense: mit\n---\n") and card.endswith("# Sentences\n\nAn encoder.\n")
+    assert "\nlicense: mit\n" in card and card.endswith("# Sentences\n\nAn encoder.\n")
     for expected in (
-        "import shared_embeddings.hf\nfrom transformers import BertModel\n",
-        "| bytes of table words (embeddings.word_embeddings) | ",
+        "\nlibrary_name: sentence-transformers\n",
+        "\npipeline_tag: sentence-similarity\n",
+        "import shared_embeddings.hf\nfrom sentence_transformers import SentenceTransformer\n",
+        "| table words (embeddings.word_embeddings) | ",
         "table words: `{method: projective, rank: ",
         "numbers are stored as fp32",
-        f"nearest neighbors of {len(sentences(30, 1))} lines of text",
+        "nearest neighbors of 6 lines of text",
     ):
         assert expected in card
     tokenizer = transformers.AutoTokenizer.from_pretrained(small)

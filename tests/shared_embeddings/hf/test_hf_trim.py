@@ -221,7 +221,9 @@ def test_trim_and_compress_in_one_step(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, output, report = save(tmp_path / "model", "gpt2"), tmp_path / "out", tmp_path / "report.json"
-    (model / "README.md").write_text("---\nlicense: mit\n---\n# Original\n")
+    (model / "README.md").write_text(
+        "---\nlicense: mit\nbase_model: some/model\n---\n# Original\n\n## Data\n"
+    )
     asked = ["compress", "--model", model, "--trim-to", text, "--method", "projective", "--rank", 4]
     writing = ["--output", output, "--report", report]
     assert main(list(map(str, [*asked, *writing]))) == 0
@@ -234,14 +236,19 @@ def test_trim_and_compress_in_one_step(
         f"{content['bytes_of_weights']['after']:,} after compressing"
     )
     card = (output / "README.md").read_text()
-    assert line in printed and line in card and card.startswith("---\nlicense: mit\n---\n")
-    steps = [heading for heading in card.splitlines() if heading.startswith("#")]
-    assert steps == [
+    assert line in printed and line in card and "\nlicense: mit\n" in card
+    assert [heading for heading in card.splitlines() if heading.startswith("#")] == [
         "# Word embeddings compressed with shared-embeddings",
+        "## Quality",
+        "## How it was compressed",
+        "## How to load it",
         "## Earlier step: Vocabulary trimmed with shared-embeddings",
         "# Original",
+        "## Data",
     ]
-    assert card.count("from_pretrained") == 1
+    assert "trimmed-vocabulary\n- compressed-embeddings\n" in card
+    # With this library and without.
+    assert card.count("from_pretrained") == 2 and card.count("[some/model](https://") == 1
     rows = len((output / "ids.tsv").read_text().splitlines())
     assert json.loads((output / "config.json").read_text())["vocab_size"] == rows
     assert content["model"] == str(model) and content["output"] == str(output)
