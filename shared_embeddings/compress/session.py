@@ -54,7 +54,7 @@ NOT_CALIBRATED = "not calibrated"
 SAMPLED_WORDS, _FREQUENT = 2**13, 2**12
 # How much each use of a token counts towards its importance: in the user's text, in the predictions after
 # what calibration reads, in many languages, and in code.
-USES = {"text": 0.2, "predictions": 0.4, "languages": 0.3, "code": 0.1}
+USES = {"text": 0.1, "predictions": 0.4, "languages": 0.35, "code": 0.15}
 # Words of each language that are counted, and about how many predictions calibrate: after the user's text,
 # and after other languages and code.
 _WORDS, _OF_TEXT, _OF_OTHERS = 10_000, 8_000, 4_000

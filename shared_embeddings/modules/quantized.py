@@ -69,7 +69,7 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     )
     count_exponent: float = option(
         "Words get bits by their count to this power when token counts are known; 0 ignores the counts.",
-        0.5,
+        0.6,
         minimum=0,
     )
     seed: int = option("The seed of the rotation, and of codes that are not fitted to a table.", 0, minimum=0)
