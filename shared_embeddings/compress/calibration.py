@@ -29,7 +29,7 @@ from shared_embeddings.utils.files import replacing
 # The suffix of names of shares in files.
 _SHARES = ".shares"
 # Predictions that are read, and those whose shares of all words are added up if others score some words only.
-TOKENS, _SHARED = 12_000, 4_000
+TOKENS, _SHARED = 12_000, 2_048
 
 
 class Calibration(NamedTuple):

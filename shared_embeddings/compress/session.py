@@ -57,7 +57,7 @@ SAMPLED_WORDS, _FREQUENT = 2**13, 2**12
 USES = {"text": 0.1, "predictions": 0.4, "languages": 0.35, "code": 0.15}
 # Words of each language that are counted, and about how many predictions calibrate: after the user's text,
 # and after other languages and code.
-_WORDS, _OF_TEXT, _OF_OTHERS = 10_000, 8_000, 4_000
+_WORDS, _OF_TEXT, _OF_OTHERS = 10_000, 5_120, 2_560
 # Expected counts of tokens add up to this.
 _COUNTED = 1e7
 

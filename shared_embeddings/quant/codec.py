@@ -130,7 +130,7 @@ class Codec(ABC):
             return self, torch.full((len(table),), float(bits))
         margin = _WORTH_MIXING if is_whole else _WORTH_SAVING
         errors = torch.tensor([self.errors[rate] for rate in self.rates], dtype=torch.float64)
-        return self, self.allocate(squared_norms(table, metric), importance, is_small, errors, margin)
+        return self, self.allocate(squared_norms(table), importance, is_small, errors, margin)
 
     def allocate(
         self,
