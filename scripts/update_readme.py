@@ -7,14 +7,14 @@ from recipes.common.recipe import FILE, find_recipe, read_file, recipe_names
 from recipes.common.results import FILE as RESULTS
 from recipes.common.table import update_readme, update_tables
 from recipes.report import CLAIMS_PAGE, claims_table
-from recipes.shrink_a_model.models import SUMMARY_PICTURE, decoder_summary, draw_summary
+from recipes.shrink_a_model.models import SUMMARY_PICTURE, decoder_summary, draw_decoders, summary_records
 from shared_embeddings.cli.catalog import methods_table
 
 README = Path(__file__).parents[1] / "README.md"
 
 update_readme(README, "methods", methods_table())
 update_readme(README, "decoder", decoder_summary())
-draw_summary(SUMMARY_PICTURE)
+draw_decoders(summary_records(), SUMMARY_PICTURE)
 for recipe in map(find_recipe, recipe_names()):
     if read_file(recipe.folder / FILE).get("readme"):
         print(update_tables(recipe, recipe.folder / RESULTS, recipe.folder / "README.md"))

@@ -1,4 +1,4 @@
-"""What a user sees of a decoder: perplexity, predictions compared with those of the original, and speed;
+"""What a user sees of a decoder: perplexity, and predictions compared with those of the original;
 tables that other packages round.
 
 Axes: ``N`` windows, ``T`` tokens, ``V`` words, ``D`` dimensions.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import importlib
 import math
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,15 +27,11 @@ from shared_embeddings.utils.files import replacing
 
 # Words that are scored at a time, so that the scores after all tokens of a window stay in the cache.
 _WORDS = 2048
-# Tokens after which log-probabilities are normalized at a time, likewise.
-_TOKENS = 8
-# Runs of which the fastest counts, and tokens that are generated in each.
-_ROUNDS, _GENERATED = 5, 8
 # Numbers that share a scale: the defaults of torchao and bitsandbytes.
 _TORCHAO_GROUP, _BITSANDBYTES_BLOCK = 32, 64
-# Numbers of a block in types of llama.cpp; the levels of IQ4_NL, and the scales that it tries on each side;
+# Of llama.cpp's IQ4_NL: numbers of a block, the levels, and the scales that it tries on each side;
 # blocks that are rounded at a time, and what is added to nothing before a division.
-_Q2_0_BLOCK, _IQ4_NL_BLOCK = 64, 32
+_IQ4_NL_BLOCK = 32
 _IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _TRIED, _BLOCKS, _TINY = 7, 2**15, 1e-30
 
@@ -48,10 +44,9 @@ def read_decoder(folder: Path, dtype: str = "float32") -> Any:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder with dense tables, and its tokenizer."""
+    """A decoder with dense tables."""
 
     model: Any
-    tokenizer: Any
     table: Tensor  # (V, D), which scores words
 
     def states(self, ids: Tensor) -> Tensor:
@@ -61,17 +56,12 @@ class Decoder:
         return hidden
 
 
-def read_dense(folder: Path, original: Decoder | None = None) -> Decoder:
-    """Return the decoder in a folder, its tables decoded once; tensors equal to the original's are shared."""
+def read_dense(folder: Path) -> Decoder:
+    """Return the decoder in a folder, its tables decoded once."""
     model = read_decoder(folder)
     if find_entry(model.config.to_dict()) is not None:
         model = dense_model(model)
-    if original is not None:
-        theirs = dict(original.model.named_parameters())
-        for name, parameter in model.named_parameters():
-            if torch.equal(parameter, theirs[name]):
-                parameter.data = theirs[name].data
-    return Decoder(model, read_tokenizer(folder), model.get_output_embeddings().weight)
+    return Decoder(model, model.get_output_embeddings().weight)
 
 
 def cut_windows(tokenizer: Any, text: str, number: int, length: int) -> Tensor:
@@ -87,118 +77,78 @@ def cut_windows(tokenizer: Any, text: str, number: int, length: int) -> Tensor:
     return F.pad(windows[places], (1, 0), value=tokenizer.bos_token_id)
 
 
-class Sums:
-    """What a decoder's predictions add up to in each window so far, in a file that every window is added to.
+class Predictions:
+    """What a decoder predicts in each window so far, in a file that every window is added to.
 
     Args:
         path: the file.
         checksums: of what is measured; a file of something else starts anew.
 
     Attributes:
-        texts: by text, the values of each window that `compare_predictions` adds.
+        texts: by text, the negative log likelihood of each window, and the most probable words.
     """
 
     def __init__(self, path: Path, checksums: Mapping[str, str]) -> None:
         self.path, self.checksums = path, dict(checksums)
         stored = read_json(path) or {}
         same = stored.get("checksums") == self.checksums
-        self.texts: dict[str, list[list[float]]] = stored["texts"] if same else {}
+        self.texts: dict[str, list[tuple[float, list[int]]]] = stored["texts"] if same else {}
 
-    def add(self, text: str, values: list[float]) -> None:
-        self.texts.setdefault(text, []).append(values)
-        write_json(self.path, {"checksums": self.checksums, "texts": self.texts})
+    @torch.inference_mode()
+    def add(self, folder: Path, texts: Mapping[str, Tensor]) -> None:
+        """Add the windows ``(N, T)`` of texts that are not there yet, by the decoder in a folder."""
+        if all(len(self.texts.get(text, ())) == len(windows) for text, windows in texts.items()):
+            return
+        print(f"measuring {folder}", flush=True)
+        decoder = read_dense(folder)
+        for text, windows in texts.items():
+            known = self.texts.setdefault(text, [])
+            for window in tqdm(windows[len(known) :], text, unit=" windows", mininterval=10.0):
+                states = decoder.states(window[:-1])
+                total, best = scan_words(states, decoder.table)
+                likelihood = (states * decoder.table[window[1:]]).sum(dim=1) - total
+                known.append((-float(likelihood.sum()), best.tolist()))
+                write_json(self.path, {"checksums": self.checksums, "texts": self.texts})
 
-    def means(self, text: str, predicted: int) -> dict[str, float | None]:
-        """The measures of a text, of which the original predicted so many tokens.
+    def compare(self, original: Predictions) -> dict[str, dict[str, float]]:
+        """Return the measures of each text.
 
         Returns:
             ``perplexity`` and ``original_perplexity``, the exponentials of the negative log likelihood of all
-            tokens but the first of each window; ``kl``, the mean Kullback-Leibler divergence of the
-            predictions from those of the original, in nats; ``kept``, the share of positions at which the
-            most probable word stays; both None with other words.
+            tokens but the first of each window; ``kept``, the share of positions at which the most probable
+            word stays.
         """
-        columns = zip(*self.texts[text], strict=True)
-        after, before, *compared = [sum(column) / predicted for column in columns]
-        kl, same_choice = compared or (None, None)
-        perplexities = {"perplexity": math.exp(min(after, 700.0)), "original_perplexity": math.exp(before)}
-        return {**perplexities, "kl": kl, "kept": same_choice}
+        measured = {}
+        for text, windows in self.texts.items():
+            (ours, words), (theirs, before) = (zip(*each) for each in (windows, original.texts[text]))
+            same = torch.tensor(words) == torch.tensor(before)
+            measured[text] = {
+                "perplexity": math.exp(min(sum(ours) / same.numel(), 700.0)),
+                "original_perplexity": math.exp(sum(theirs) / same.numel()),
+                "kept": float(same.double().mean()),
+            }
+        return measured
 
 
-@torch.inference_mode()
-def compare_predictions(
-    original: Decoder, others: Sequence[Decoder], text: str, windows: Tensor, sums: Sequence[Sums]
-) -> None:
-    """Compare decoders with the original in the windows ``(N, T)`` of a text that their sums lack yet.
-
-    A decoder with other words reads the text of the window with its own tokenizer. The sums get, for each
-    window, the negative log likelihoods of the tokens, its own and that of the original; if it has the same
-    words, the divergences of the predictions, and how many of the best words stay.
-    """
-    before = torch.empty(windows.size(1) - 1, len(original.table))  # log-probabilities of the original
-    for number, window in enumerate(tqdm(windows, text, unit=" windows", mininterval=10.0)):
-        pairs = zip(others, sums, strict=True)
-        waiting = [pair for pair in pairs if number == len(pair[1].texts.get(text, []))]
-        if not waiting:
-            continue
-        torch.mm(original.states(window[:-1]), original.table.t(), out=before)
-        for rows in before.split(_TOKENS):
-            rows.sub_(rows.logsumexp(dim=1, keepdim=True))
-        likelihood, best = float(before.gather(1, window[1:, None]).sum()), before.argmax(dim=1)
-        for other, other_sums in waiting:
-            ids, has_same_words = window, len(other.tokenizer) == len(original.tokenizer)
-            if not has_same_words:
-                read = other.tokenizer(original.tokenizer.decode(window[1:]), add_special_tokens=False)
-                ids = torch.tensor([other.tokenizer.bos_token_id, *read["input_ids"]])
-            states = other.states(ids[:-1])
-            total, words, excess = scan_words(states, other.table, before if has_same_words else None)
-            values = [float((total - (states * other.table[ids[1:]]).sum(dim=1)).sum()), -likelihood]
-            if has_same_words:
-                values += [float((excess + total).sum()), float((words == best).sum())]
-            other_sums.add(text, values)
-
-
-def scan_words(states: Tensor, table: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def scan_words(states: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     """Score all words after each of ``n`` tokens, some words at a time.
 
     Args:
         states: the hidden states ``(n, D)``.
         table: what scores words ``(V, D)``.
-        before: log-probabilities ``(n, V)`` to compare with, or None.
 
     Returns:
-        For each token, the logarithm of the sum of all exponentials of scores, the best word, and the mean
-        of the log-probabilities minus the scores.
+        For each token, the logarithm of the sum of all exponentials of scores, and the best word.
     """
-    highest = torch.full((len(states),), -torch.inf)
+    total, highest = torch.full((2, len(states)), -torch.inf, dtype=torch.float64)
     best = torch.zeros(len(states), dtype=torch.long)
-    total, excess = torch.zeros(2, len(states), dtype=torch.float64)
     for first in range(0, len(table), _WORDS):
         scores = F.linear(states, table[first : first + _WORDS])
-        new = torch.maximum(highest, scores.amax(dim=1))
-        is_better = new > highest
-        best[is_better] = first + scores[is_better].argmax(dim=1)
-        total = total * (highest - new).exp() + (scores - new[:, None]).exp_().sum(dim=1)
-        highest = new
-        if before is not None:
-            known = before[:, first : first + _WORDS]
-            excess += torch.linalg.vecdot(known.exp(), known - scores)
-    return highest + total.log(), best, excess
-
-
-def generating_speeds(folder: Path, original: Path, prompt: str) -> tuple[float, float]:
-    """Return the tokens per second of the original and of the decoder in a folder.
-
-    The two take turns to continue the prompt, so that other work on the machine slows both.
-    """
-    models = [read_decoder(place, "auto") for place in (original, folder)]
-    prompts = [read_tokenizer(place)(prompt, return_tensors="pt") for place in (original, folder)]
-    seconds = [float("inf"), float("inf")]
-    for _ in range(_ROUNDS):
-        for place, (model, inputs) in enumerate(zip(models, prompts)):
-            started = time.perf_counter()
-            model.generate(**inputs, do_sample=False, min_new_tokens=_GENERATED, max_new_tokens=_GENERATED)
-            seconds[place] = min(seconds[place], time.perf_counter() - started)
-    return _GENERATED / seconds[0], _GENERATED / seconds[1]
+        value, place = scores.max(dim=1)
+        best = torch.where(value > highest, first + place, best)
+        highest = torch.maximum(highest, value)
+        total = torch.logaddexp(total, scores.logsumexp(dim=1).double())
+    return total, best
 
 
 def rounded_table(table: Tensor, package: str, kind: str) -> tuple[Tensor, int]:
@@ -208,9 +158,16 @@ def rounded_table(table: Tensor, package: str, kind: str) -> tuple[Tensor, int]:
         table: ``(V, D)``.
         package: ``gguf``: a type of llama.cpp, by the quantizer of its Python package, or by ours where this
             has none; ``torchao``: ``int1`` to ``int8``, weights only, whose zero points are 0 and not
-            counted; ``bitsandbytes``: ``nf4`` or ``fp4``.
+            counted; ``bitsandbytes``: ``nf4`` or ``fp4``; ``mlx``: ``4bit_64`` are 4 bits with a scale and an
+            offset in bf16 for 64 numbers.
         kind: the type.
     """
+    if package == "mlx":
+        mx, (bits, group) = importlib.import_module("mlx.core"), kind.split("bit_")
+        sizes, numbers = {"bits": int(bits), "group_size": int(group)}, mx.array(table.float().numpy())
+        codes, *scales = mx.quantize(numbers.astype(mx.bfloat16), **sizes)
+        decoded = mx.dequantize(codes, *(scale.astype(mx.float32) for scale in scales), **sizes)
+        return torch.from_numpy(np.array(decoded)), codes.nbytes + sum(scale.nbytes for scale in scales)
     if package == "bitsandbytes":
         functions = importlib.import_module("bitsandbytes.functional")
         codes, state = functions.quantize_4bit(table, blocksize=_BITSANDBYTES_BLOCK, quant_type=kind)
@@ -223,10 +180,6 @@ def rounded_table(table: Tensor, package: str, kind: str) -> tuple[Tensor, int]:
         quantization.quantize_(holder, settings, lambda module, _: isinstance(module, nn.Embedding))
         weight: Any = holder[0].weight
         return weight.dequantize(), table.numel() * int(kind[len("int") :]) // 8 + weight.scale.nbytes
-    if kind == "Q2_0":
-        blocks = table.float().view(-1, _Q2_0_BLOCK)
-        decoded = torch.cat([q2_0(part) for part in blocks.split(_BLOCKS)])
-        return decoded, table.numel() // 4 + 2 * len(blocks)
     gguf = importlib.import_module("gguf")
     number = gguf.GGMLQuantizationType[kind]
     if kind == "IQ4_NL":
@@ -235,17 +188,6 @@ def rounded_table(table: Tensor, package: str, kind: str) -> tuple[Tensor, int]:
     else:
         codes = gguf.quants.quantize(table.float().numpy(), number)
     return torch.from_numpy(gguf.quants.dequantize(codes, number)), codes.nbytes
-
-
-def q2_0(blocks: Tensor) -> Tensor:
-    """Return blocks ``(n, 64)`` in Q2_0 of llama.cpp, decoded: -1, 0, 1 or 2 times an fp16 scale.
-
-    As in llama.cpp, the scale is the largest absolute value, so that no number gets a 2.
-    """
-    scale = blocks.abs().amax(dim=1, keepdim=True)
-    # Halves are rounded away from zero.
-    levels = (blocks / scale.clamp(min=_TINY)).abs().add(0.5).floor() * blocks.sign()
-    return levels * scale.half().float()
 
 
 def iq4_nl(blocks: Tensor) -> Tensor:

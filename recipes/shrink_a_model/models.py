@@ -32,13 +32,10 @@ from recipes.common.results import (
     read_results,
     write_result,
 )
-from recipes.common.table import Column, markdown_table, number, update_readme
+from recipes.common.table import NONE, Column, markdown_table, number, update_readme
 from recipes.common.tools import SMOKE, SMOKE_HELP, matching, read_json, run_command, run_step, write_json
 from recipes.shrink_a_model.decoder import (
-    Sums,
-    compare_predictions,
-    generating_speeds,
-    read_dense,
+    Predictions,
     round_table,
 )
 from recipes.shrink_a_model.encoder import (
@@ -82,28 +79,24 @@ PANELS = {
 }
 # The rows of the table in the README of the project, without the name of the decoder.
 SUMMARY = (
-    *("int4", "gguf_iq4_nl", "torchao_int4", "bitsandbytes_nf4"),
-    *(f"spectral_{bits}_calibrated" for bits in (4, 2, 1)),
+    *("gguf_q4_1", "gguf_iq4_nl", "mlx_4bit_32", "mlx_4bit_64", "torchao_int4", "bitsandbytes_nf4"),
+    *(f"spectral_{bits}" for bits in (4, 3, 2, 1)),
+    *(f"spectral_{bits}_only_text" for bits in (4, 3, 2)),
 )
-# Titles of decoders, and of the texts that measure them.
+# Those of its headline.
+HEADLINE = ("spectral_4", "spectral_3", "mlx_4bit_64")
+# Titles of decoders, and of the texts that measure them unless these are names; those in no other language.
 DECODER_NAMES = {"gemma": "Gemma 3 270M", "smollm": "SmolLM2 135M"}
-DECODER_TEXTS = {"wikitext2": "WikiText-2", "ag_news": "AG News"}
-# Rows that share a pass, whose tables are in memory: 0.7 GB each with the words of Gemma.
-_TOGETHER = 4
-# The series of the picture of decoders: plain and spectral codes of this library, and other packages.
+TITLES = {"wikitext2": "WikiText-2", "ag_news": "AG News"}
+NO_LANGUAGE = (*TITLES, "Python")
+# The series of the picture of decoders: codes of this library, and other packages.
 SERIES = (
-    *("rounded", "rounded, calibrated", "spectral", "spectral, calibrated", "spectral, recovered"),
-    *("gguf", "torchao", "bitsandbytes"),
+    *("default", "only the text", "recovered", "not calibrated", "rounded"),
+    *("gguf", "mlx", "torchao", "bitsandbytes"),
 )
-# Those of the picture in the README of the project: their names, and the place and points where the name is.
-SUMMARY_LINES = {
-    "rounded": ("rounded", 0, (8, 2)),
-    "gguf": ("llama.cpp's types", -2, (8, 4)),
-    "spectral": ("spectral", 0, (8, 2)),
-    "spectral, calibrated": ("spectral, calibrated", -2, (0, 12)),
-}
-# Smaller and larger losses, in percent, are drawn as these: a logarithmic axis has no 0.
-_LEAST_LOSS, _GREATEST_LOSS = 0.1, 10_000
+# Smaller losses, in percent, are drawn as this, since a logarithmic axis has no 0; rows of more bits are not
+# drawn, and those of about as many stand so far apart.
+_LEAST_LOSS, _MOST_BITS, _APART = 0.1, 6, 0.085
 # Sentences whose vectors are compared between ONNX Runtime and PyTorch.
 _COMPARED = 64
 _PLAIN: dict[str, Any] = {"method": "standard", "options": {}, "relative_error": 0.0}
@@ -120,6 +113,7 @@ class ShrinkRow:
     embedding: dict[str, Any] = field(default_factory=dict)
     decoder: str = ""  # the name of the decoder that it is of; empty for the encoder
     calibrate: str | None = None  # the option of `compress`; None: its default
+    only_text: bool = False  # likewise
     recover: float | None = None  # minutes that `compress` trains the model after rounding
     # ``package`` and ``kind`` of the codes of another package for the table (decoder).
     peer: dict[str, str] = field(default_factory=dict)
@@ -175,10 +169,8 @@ def shrink_encoder(recipe: Recipe, row: ShrinkRow) -> None:
         step("trimmed", [source / WEIGHTS, text], [trimmed / WEIGHTS], run_command, COMMAND, asked)
         source = trimmed
     if row.is_compressed:
-        names = ("name", "trim", "ratio", "embedding", "calibrate", "recover")
-        settings = {name: vars(row)[name] for name in names}
         inputs, asked = [source / WEIGHTS, text], [source, text, folder, row]
-        step(row.name, inputs, [folder / WEIGHTS], _compress, *asked, **settings)
+        step(row.name, inputs, [folder / WEIGHTS], _compress, *asked, **vars(row))
     elif not row.trim:
         shutil.copytree(source, folder, dirs_exist_ok=True)
 
@@ -191,26 +183,25 @@ def shrink_decoder(recipe: Recipe, row: ShrinkRow) -> None:
     text = write_calibration_text(settings, home)
     write_windows(row.decoder, settings, home)
     if row.peer:
-        package = settings["peers"][row.peer["package"]]
+        packages = settings["peers"][row.peer["package"]]
 
         def write_peer() -> None:
-            with installed([package]):
+            with installed(packages):
                 write_json(folder.with_suffix(".json"), round_table(source, folder, **row.peer))
 
-        step(row.name, [source / WEIGHTS], [folder / WEIGHTS], write_peer, **row.peer, requirement=package)
+        step(row.name, [source / WEIGHTS], [folder / WEIGHTS], write_peer, **row.peer, requirements=packages)
     elif row.is_compressed:
-        trim_text = recipe.data / TEXT
-        more: list[str | Path] = ["--trim-to", trim_text] if row.trim else []
-        runs_model = row.trim or row.recover is not None or row.calibrate not in (None, "none")
-        if row.calibrate is None and not row.trim:
+        more: list[str | Path] = []
+        runs_model = row.recover is not None or row.calibrate not in (None, "none")
+        if row.calibrate is None:
             # Measured with the first of the rows, and the same for all.
-            calibration = recipe.data / f"{row.decoder}{CALIBRATED}"
+            calibration = recipe.data / f"{row.decoder}{'_only_text' * row.only_text}{CALIBRATED}"
             more += ["--calibration", calibration]
             runs_model |= not calibration.is_file()
         if not runs_model:  # eval.sh compares more predictions
             more.append("--no-check")
-        inputs = [source / WEIGHTS, text, *([trim_text] if row.trim else [])]
-        step(row.name, inputs, [folder / WEIGHTS], _compress, source, text, folder, row, more, **vars(row))
+        inputs, asked = [source / WEIGHTS, text], [source, text, folder, row, more]
+        step(row.name, inputs, [folder / WEIGHTS], _compress, *asked, **vars(row))
     else:
         shutil.copytree(source, folder, dirs_exist_ok=True)
 
@@ -219,6 +210,7 @@ def _compress(model: Path, text: Path, output: Path, row: ShrinkRow, more: Seque
     """Replace the table of a model; `more` are further arguments of `compress`."""
     arguments: list[str | Path] = ["compress", "--model", model, "--text", text, "--output", output]
     arguments += ["--report", output.with_suffix(".json"), "--force", *more]
+    arguments += ["--only-text"] * row.only_text
     settings = {
         "size": None if row.ratio is None else f"{row.ratio:g}x",
         "calibrate": row.calibrate,
@@ -250,9 +242,10 @@ def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
         if not (model_folder(recipe.home, row.name) / WEIGHTS).is_file():
             raise UserError(f"{model_folder(recipe.home, row.name)}: no model; run train.sh {row.name}")
     for row in rows:
-        if not row.decoder:
+        if row.decoder:
+            evaluate_decoder(recipe.home, row)
+        else:
             print(f"{row.name}: wrote {evaluate_encoder(recipe.home, row, data)}", flush=True)
-    evaluate_decoders(recipe.home, [row for row in rows if row.decoder])
     readme = options.readme or recipe.home / "README.md"
     if options.readme is None:
         markers = "".join(f"<!-- BEGIN {name} -->\n<!-- END {name} -->\n" for name in (MARKER, DECODERS))
@@ -332,76 +325,50 @@ def _measure_in_onnx_runtime(
     }
 
 
-def evaluate_decoders(home: Path, rows: Sequence[ShrinkRow]) -> None:
-    """As `evaluate_encoder`, for decoders; rows whose results are of the same files are not measured again.
-
-    Some rows of one decoder share a pass over its windows, so that the original reads them once. An
-    interrupted pass resumes at the next window.
-    """
-    rest: dict[str, list[tuple[ShrinkRow, Sums]]] = {}
-    for row in rows:
-        folder = model_folder(home, row.name)
-        files = {"model": folder / WEIGHTS, "windows": windows_file(home, row.decoder)}
-        checksums = {name: sha256(file) for name, file in files.items()}
-        known = find_result(home, row.name)
-        if known is not None and known.get("checksums") == checksums:
-            print(f"{row.name}: up to date", flush=True)
-        else:
-            sums = Sums(folder.with_suffix(".windows.json"), checksums)
-            rest.setdefault(row.decoder, []).append((row, sums))
-    for decoder_rows in rest.values():
-        for first in range(0, len(decoder_rows), _TOGETHER):
-            measure_decoders(home, decoder_rows[first : first + _TOGETHER])
-
-
-def measure_decoders(home: Path, rows: Sequence[tuple[ShrinkRow, Sums]]) -> None:
-    """Compare the models of rows of one decoder with it in one pass over its windows; write their results."""
-    print(f"measuring {', '.join(row.name for row, _ in rows)}", flush=True)
-    name = rows[0][0].decoder
-    original = read_dense(home / "data" / name)
-    decoders = [read_dense(model_folder(home, row.name), original) for row, _ in rows]
-    with np.load(windows_file(home, name)) as stored:
-        texts = {text: torch.from_numpy(windows) for text, windows in stored.items()}
-    for text, windows in texts.items():
-        compare_predictions(original, decoders, text, windows, [sums for _, sums in rows])
-    for (row, sums), decoder in zip(rows, decoders, strict=True):
-        measured = {text: sums.means(text, windows[:, 1:].numel()) for text, windows in texts.items()}
-        folder, (words, dim) = model_folder(home, row.name), decoder.table.shape
-        fit, table, speed = _PLAIN, table_bytes(home / "data" / name), None
-        if row.is_compressed:
-            report = read_json(folder.with_suffix(".json"))["tables"][0]
-            fit, table = report["fit"], report["stored_bytes"]["after"]
-            if not row.peer:
-                prompt = EncoderTexts(**read_json(home / "data" / TEXTS)).captions[0]
-                speeds = generating_speeds(folder, home / "data" / name, prompt)
-                speed = dict(zip(("before", "after"), speeds))
-        asked = {"given": row.embedding, "calibrate": row.calibrate, "recover": row.recover}
-        path = write_result(
-            home,
-            row.name,
-            config={
-                "trim": row.trim,
-                **({"peer": row.peer} if row.peer else asked),
-                "embedding": {"method": fit["method"]},
-            },
-            counts={
-                "words": words,
-                "weights": words * dim,
-                # A folder of a peer holds decoded numbers.
-                "folder_bytes": None if row.peer else bytes_on_disk(folder),
-                "folder_bytes_before": bytes_on_disk(home / "data" / name),
-                "stored_bits": 8 * table,
-            },
-            metrics={
-                "texts": measured,
-                "tokens_per_second": speed,
-                "relative_error": fit["relative_error"],
-            },
-            data_checksum=sums.checksums["windows"],
-            checksums=sums.checksums,
-        )
-        print(f"{row.name}: wrote {path}", flush=True)
-        sums.path.unlink()
+def evaluate_decoder(home: Path, row: ShrinkRow) -> None:
+    """As `evaluate_encoder`, for a decoder; a row whose result is of the same files is not measured again."""
+    folder, source = model_folder(home, row.name), home / "data" / row.decoder
+    windows = windows_file(home, row.decoder)
+    known = find_result(home, row.name) or {}
+    checksums = {"model": sha256(folder / WEIGHTS), "windows": sha256(windows)}
+    if known.get("checksums") == checksums:
+        print(f"{row.name}: up to date", flush=True)
+        return
+    original = Predictions(windows.with_suffix(".json"), {**checksums, "model": sha256(source / WEIGHTS)})
+    ours = Predictions(folder.with_suffix(".windows.json"), checksums)
+    if checksums == original.checksums:
+        ours = original
+    with np.load(windows) as stored:
+        texts = {text: torch.from_numpy(array) for text, array in stored.items()}
+    original.add(source, texts)
+    ours.add(folder, texts)
+    fit, table, shape = _PLAIN, table_bytes(source), read_json(source / "config.json")
+    if row.is_compressed:
+        report = read_json(folder.with_suffix(".json"))["tables"][0]
+        fit, table = report["fit"], report["stored_bytes"]["after"]
+    asked = {"calibrate": row.calibrate, "only_text": row.only_text, "recover": row.recover}
+    path = write_result(
+        home,
+        row.name,
+        config={
+            "trim": row.trim,
+            **({"peer": row.peer} if row.peer else {"given": row.embedding, **asked}),
+            "embedding": {"method": fit["method"]},
+        },
+        counts={
+            "weights": shape["vocab_size"] * shape["hidden_size"],
+            # A folder of a peer holds decoded numbers.
+            "folder_bytes": None if row.peer else bytes_on_disk(folder),
+            "folder_bytes_before": bytes_on_disk(source),
+            "stored_bits": 8 * table,
+        },
+        metrics={"texts": ours.compare(original), "relative_error": fit["relative_error"]},
+        data_checksum=checksums["windows"],
+        checksums=checksums,
+    )
+    print(f"{row.name}: wrote {path}", flush=True)
+    if ours is not original:
+        ours.path.unlink()
 
 
 def write_report(rows: Mapping[str, ShrinkRow], results: Path, readme: Path) -> None:
@@ -416,8 +383,7 @@ def write_report(rows: Mapping[str, ShrinkRow], results: Path, readme: Path) -> 
     update_readme(readme, MARKER, table(encoders))
     if decoders:
         update_readme(readme, DECODERS, decoder_table(decoders))
-        measured = [record for record in decoders if "texts" in record["metrics"]]
-        draw_decoders(measured, readme.with_name(DECODER_PICTURE))
+        draw_decoders(decoders, readme.with_name(DECODER_PICTURE))
     draw([record for record in encoders if record["metrics"]], readme.with_name(PICTURE))
     print(f"wrote the results into {readme}")
 
@@ -460,47 +426,48 @@ def table(records: Sequence[Record]) -> str:
 
 
 def higher(text: str, record: Record) -> str:
-    """Return how much higher the perplexity of a text is; +0.0 % if that rounds to zero."""
-    percent = round(loss(record, text), 1) + 0.0
-    return f"{percent:+.1f} %" if percent < 1e6 else f"{percent:+.0e} %"
+    """Return how much higher the perplexity of a text is, maybe +0.0 %; of an original its own."""
+    if not series(record):
+        return f"{record['metrics']['texts'][text]['perplexity']:.1f}"
+    return f"{round(loss(record, text), 1) + 0.0:+.1f} %"
+
+
+def worst_language(record: Record) -> str:
+    """Return the language whose perplexity rises most, and how much; KeyError without languages."""
+    languages = [text for text in record["metrics"]["texts"] if text not in NO_LANGUAGE and series(record)]
+    name = max(languages, key=partial(loss, record), default="")
+    return f"{name} {higher(name, record)}"
 
 
 def decoder_table(records: Sequence[Record]) -> str:
     """Return the Markdown table of the measured rows of decoders, and the names of the others."""
-
-    def perplexity(text: str, record: Record) -> str:
-        value = record["metrics"]["texts"][text]["perplexity"]
-        return f"{value:.2f}" if value < 1e6 else f"{value:.0e}"
-
+    done = [record for record in records if "texts" in (record.get("metrics") or {})]
     columns = [
         Column("row", lambda r: r["row"], always=True),
         Column("bits a weight", lambda record: f"{bits_a_weight(record):.2f}"),
-        Column("words", number("{:,}", "counts", "words")),
         Column("table, MB", number("{:.1f}", "counts", "stored_bits", factor=1 / 8e6)),
         Column("folder, MB", number("{:.1f}", "counts", "folder_bytes", factor=1e-6)),
+        Column("greedy kept", number("{:.1f} %", "metrics", "texts", "wikitext2", "kept", factor=100)),
+        Column("worst language", worst_language),
+        *(
+            Column(TITLES.get(text, text), partial(higher, text))
+            for text in dict.fromkeys(text for record in done for text in record["metrics"]["texts"])
+        ),
     ]
-    for text, title in DECODER_TEXTS.items():
-        columns += [
-            Column(f"{title}: perplexity", partial(perplexity, text)),
-            Column("loss", partial(higher, text)),
-            Column("KL", number("{:.4f}", "metrics", "texts", text, "kl")),
-            Column("greedy kept", number("{:.1f} %", "metrics", "texts", text, "kept", factor=100)),
-        ]
-    speed = partial(number, "{:.2f}", "metrics", "tokens_per_second")
-    columns += [Column("tokens/s", speed("after")), Column("tokens/s before", speed("before"))]
-    done = [record for record in records if "texts" in (record.get("metrics") or {})]
     others = ", ".join(f"`{record['row']}`" for record in records if record not in done)
-    return markdown_table(done, columns) + (f"\nNot run: {others}." if others else "")
+    return markdown_table(done, columns, NONE) + (f"\nNot run: {others}." if others else "")
+
+
+def summary_records() -> list[Record]:
+    """Return the measured rows of `SUMMARY` of the first decoder, the largest table first."""
+    name = next(iter(DECODER_NAMES))
+    records = {record["row"]: record for record in read_results(Path(__file__).with_name(RESULTS))}
+    rows = [records[row] for row in (f"{name}_{row}" for row in SUMMARY) if row in records]
+    return sorted(rows, key=bits_a_weight, reverse=True)
 
 
 def decoder_summary() -> str:
-    """Return the table of rows of the first decoder for the README of the project, by size: `SUMMARY`."""
-    name, text = next(iter(DECODER_NAMES)), next(iter(DECODER_TEXTS))
-    records = [
-        record
-        for record in read_results(Path(__file__).with_name(RESULTS))
-        if record["row"].removeprefix(f"{name}_") in SUMMARY and "texts" in record["metrics"]
-    ]
+    """Return the headline and the table of `summary_records` for the README of the project."""
 
     def whole(record: Record) -> str:
         counts = record["counts"]  # the folder before has its table in bf16
@@ -508,39 +475,24 @@ def decoder_summary() -> str:
         return f"{(rest + counts['stored_bits'] / 8) / 1e6:.0f}"
 
     columns = [
-        Column("table", lambda record: " ".join(record["config"].get("peer", {"": series(record)}).values())),
+        Column("table", label),
         Column("bits a weight", lambda record: f"{bits_a_weight(record):.2f}"),
         Column("whole model, MB", whole),
-        *(Column(f"perplexity, {title}", partial(higher, of)) for of, title in DECODER_TEXTS.items()),
-        Column("greedy choice kept", number("{:.1f} %", "metrics", "texts", text, "kept", factor=100)),
+        *(Column(TITLES.get(text, text), partial(higher, text)) for text in (*TITLES, "German", "Python")),
+        Column("worst language", worst_language),
+        Column("greedy choice kept", number("{:.1f} %", "metrics", "texts", "wikitext2", "kept", factor=100)),
     ]
-    return markdown_table(sorted(records, key=bits_a_weight, reverse=True), columns)
-
-
-def draw_summary(path: Path) -> None:
-    """Draw the losses of the first decoder on its first text against the bits of a weight, as PNG."""
-    name, text = next(iter(DECODER_NAMES)), next(iter(DECODER_TEXTS))
-    records = read_results(Path(__file__).with_name(RESULTS))
-    shown = [record for record in records if record["row"].startswith(name) and "texts" in record["metrics"]]
-    figure, (axes,) = new_figure(1, f"{DECODER_NAMES[name]} with a smaller table, on {DECODER_TEXTS[text]}")
-    for line, (label, place, offset) in SUMMARY_LINES.items():
-        look = numbered_style(SERIES.index(line))
-        # Losses above 1000 % are left out.
-        places = sorted(
-            (bits_a_weight(record), max(_LEAST_LOSS, loss(record, text)))
-            for record in shown
-            if series(record) == line and loss(record, text) < 1000
+    rows = {record["row"].partition("_")[2]: record for record in summary_records()}
+    try:
+        largest, before = rows[HEADLINE[0]], rows[HEADLINE[0]]["counts"]["folder_bytes_before"]
+        four, three, rounded = (worst_language(rows[row]) for row in HEADLINE)
+        headline = (
+            f"**Perplexity of the worst of all languages: with `--bits 4` {four}, with `--bits 3` {three}, "
+            f"by MLX's\nrounding to 4.5 bits {rounded}. {whole(largest)} MB instead of {before / 1e6:.0f}.**"
         )
-        axes.plot(*zip(*places), **look, linewidth=2)
-        axes.annotate(
-            label, places[place], offset, textcoords="offset points", color=look["color"], fontsize=12
-        )
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:g} %")
-    axes.set_xlabel("bits of a weight, scales counted", fontsize=12)
-    axes.set_ylabel(f"rise in perplexity (less: drawn at {_LEAST_LOSS:g} %)", fontsize=12)
-    axes.grid(alpha=0.3, linewidth=0.6)
-    write_png(figure, path)
+    except KeyError:
+        headline = ""  # not measured
+    return f"{headline}\n\n{markdown_table([*rows.values()], columns, NONE)}".lstrip()
 
 
 def draw(records: Sequence[Record], path: Path) -> None:
@@ -559,49 +511,67 @@ def draw(records: Sequence[Record], path: Path) -> None:
 
 
 def draw_decoders(records: Sequence[Record], path: Path) -> None:
-    """Draw the losses of measured decoders against the bits of a weight, a row for each original, as PNG.
+    """Draw decoders at the bits of a weight as lines from their best to their worst text, as PNG.
 
-    Originals and trimmed decoders are left out.
+    A panel for each original; rows without texts in other languages and those of many bits are left out.
     """
-    from matplotlib.ticker import LogFormatter
-
-    styles = {name: numbered_style(index) for index, name in enumerate(SERIES)}
-    shown = [record for record in records if series(record) in styles]
+    measured = [record for record in records if "German" in record["metrics"].get("texts", ())]
+    shown = [record for record in measured if series(record) and bits_a_weight(record) < _MOST_BITS]
+    shown.sort(key=bits_a_weight)
     of_decoder = {name: [row for row in shown if row["row"].startswith(name)] for name in DECODER_NAMES}
-    wanted = [(name, text) for name, rows in of_decoder.items() if rows for text in DECODER_TEXTS]
-    if not wanted:
+    of_decoder = {name: rows for name, rows in of_decoder.items() if rows}
+    if not of_decoder:
         return
-    figure, panels = new_figure(len(wanted), "Decoders with a smaller table", False, len(DECODER_TEXTS))
-    for axes, (decoder, text) in zip(panels, wanted, strict=True):
-        for record in of_decoder[decoder]:
-            look, config = styles[series(record)], record["config"]
-            place = bits_a_weight(record), min(max(_LEAST_LOSS, loss(record, text)), _GREATEST_LOSS)
-            axes.scatter(*place, s=34, **look, label=series(record), zorder=2)
-            label = config.get("peer", {}).get("kind") or f"{config['given']['bits']:g}"
-            axes.text(*place, label, fontsize=8, color=look["color"])
+    figure, panels = new_figure(len(of_decoder), "Decoders with a smaller table", False, 1)
+    figure.set_figwidth(9)
+    for axes, (name, rows) in zip(panels, of_decoder.items(), strict=True):
+        for record in rows:
+            look, bits = numbered_style(SERIES.index(series(record))), bits_a_weight(record)
+            near = [other for other in rows if abs(bits_a_weight(other) - bits) < 0.2]
+            place = bits + _APART * (near.index(record) - (len(near) - 1) / 2)
+            losses = [max(_LEAST_LOSS, loss(record, text)) for text in record["metrics"]["texts"]]
+            axes.plot([place] * 2, [min(losses), max(losses)], **look, markersize=4)
+            where: Any = {"textcoords": "offset points", "rotation": 90, "ha": "center", "va": "bottom"}
+            axes.annotate(
+                label(record), (place, max(losses)), (0, 5), **where, fontsize=8, color=look["color"]
+            )
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(LogFormatter())  # leaves out labels where there are many
-        axes.set_xlabel("bits of a weight, all counted")
-        axes.set_title(f"{DECODER_NAMES[decoder]}, {DECODER_TEXTS[text]}", fontsize=10)
+        axes.set_ylim(top=12 * axes.get_ylim()[1])  # for the names
+        axes.yaxis.set_major_formatter("{x:g} %")
+        axes.set_ylabel(f"higher perplexity, best to worst text (from {_LEAST_LOSS:g} %)")
+        axes.set_title(DECODER_NAMES[name], fontsize=10)
         axes.grid(alpha=0.3, linewidth=0.6)
-        axes.margins(x=0.15, y=0.1)
-    for axes in panels[:: len(DECODER_TEXTS)]:
-        axes.set_ylabel(f"higher perplexity (%), drawn from {_LEAST_LOSS:g} to {_GREATEST_LOSS}")
-    finish(figure, panels, path, styles)
+    panels[-1].set_xlabel("bits of a weight, all counted; about equal ones side by side")
+    write_png(figure, path)
 
 
 def series(record: Record) -> str:
-    """Return a record's series in the picture of decoders; empty for originals and trimmed ones."""
+    """Return a record's series in the picture of decoders; empty for originals."""
     config = record["config"]
-    if config["trim"] or config["embedding"]["method"] == "standard":
+    if config["embedding"]["method"] == "standard":
         return ""
     if "peer" in config:
         return str(config["peer"]["package"])
-    name = "spectral" if config["given"].get("codec") == "spectral" else "rounded"
+    if config["given"].get("codec") != "spectral":
+        return "rounded"
     if config.get("recover"):
-        return f"{name}, recovered"
-    return f"{name}, calibrated" if config["calibrate"] is None else name
+        return "recovered"
+    if config["calibrate"] == "none":
+        return "not calibrated"
+    return "only the text" if config.get("only_text") else "default"
+
+
+def label(record: Record) -> str:
+    """Return how the table of a row was made: options of `compress`, or a type of another package."""
+    config, name = record["config"], series(record)
+    if "peer" in config:
+        return " ".join(config["peer"].values())
+    bits = f"{config['given']['bits']:g}"
+    if name == "rounded":
+        return f"rounded to {bits} bits"
+    recover = f" --recover {config.get('recover') or 0:g}min"
+    options = {"only the text": " --only-text", "not calibrated": " --calibrate none", "recovered": recover}
+    return f"--bits {bits}{options.get(name, '')}"
 
 
 def bits_a_weight(record: Record) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
+import gettext
 import hashlib
 import importlib
 import json
@@ -24,6 +26,7 @@ from recipes.common.tools import (
     generated_vocabulary,
     generated_words,
     locate,
+    read_json,
     read_lines,
     run_command,
     run_step,
@@ -49,6 +52,8 @@ MODEL, TEXT, TEXTS, VECTORS, PAIRS = "model", "text.txt", "texts.json", "origina
 CALIBRATION, CALIBRATED = "calibration.txt", "_calibration.safetensors"
 # Splits of Multi30k: what the model is trimmed to, and what it is measured with.
 _TRAIN, _TEST = "train", "test"
+# Messages of at most so many characters are no sentences.
+_SHORT = 25
 
 
 def get_model(settings: Mapping[str, Any], home: Path) -> Path:
@@ -115,26 +120,59 @@ def write_calibration_text(settings: Mapping[str, Any], home: Path) -> Path:
     return path
 
 
+def get_translations(settings: Mapping[str, Any], home: Path) -> Path:
+    """Write the messages of a package by language, of those in the settings, and return their file."""
+    path = home / "data" / "translations.json"
+
+    def read() -> None:
+        texts = {}
+        with installed([settings["translations"]]) as place:
+            for language, code in settings["languages"].items():
+                messages: list[str] = []
+                for file in sorted(Path(place).rglob(f"locale/{code}/LC_MESSAGES/*.mo")):
+                    with file.open("rb") as opened:
+                        catalog = vars(gettext.GNUTranslations(opened))["_catalog"]
+                    messages += (text for key, text in catalog.items() if key and len(text) > _SHORT)
+                texts[language] = "\n".join(messages)
+        write_json(path, texts)
+
+    wanted = {name: settings[name] for name in ("translations", "languages")}
+    run_step(home / "steps", "translations", [], [path], read, **wanted)
+    return path
+
+
 def write_windows(name: str, settings: Mapping[str, Any], home: Path) -> Path:
     """Write the windows of texts that measure the decoder of a name into the data, and return their file.
 
-    The texts are WikiText-2 and AG News, from $DATA_DIR/wikitext-2 and $DATA_DIR/ag_news or the network.
+    The texts are WikiText-2, AG News and German captions, from $DATA_DIR/wikitext-2, $DATA_DIR/ag_news and
+    $DATA_DIR/multi30k or the network, a module of Python, and `get_translations`.
     """
     decoder, path = home / "data" / name, windows_file(home, name)
     [test] = locate_corpus("wikitext2", data_dir(), home / "raw")["test"]
     published = find_recipe("agnews_headline").data_settings()[1]
     table = locate(published["file"], "ag_news", published["url"], home / "raw", published["sha256"])
-    size = {name: settings[name] for name in ("windows", "tokens")}
+    where, content = find_recipe("multi30k_ende").data_settings()
+    multi30k = parse_options(where, Multi30k, content)
+    captions = locate_multi30k(multi30k, home / "raw")[multi30k.raw_name(_TEST, multi30k.target)]
+    code, translations = Path(argparse.__file__), get_translations(settings, home)
+    size = {name: settings[name] for name in ("windows", "language_windows", "tokens")}
 
     def write() -> None:
         pairs = read_news(table)
         news = (f"{clean_text(pair.title)}. {clean_text(pair.description)}\n" for pair in pairs)
-        texts = {"wikitext2": detokenize(test.read_text(encoding="utf-8")), "ag_news": "".join(news)}
-        tokenizer = read_tokenizer(decoder)
-        windows = {name: cut_windows(tokenizer, text, *size.values()).numpy() for name, text in texts.items()}
+        texts = {
+            "wikitext2": detokenize(test.read_text(encoding="utf-8")),
+            "ag_news": "".join(news),
+            "German": "\n".join(read_lines(captions)),
+            "Python": code.read_text(encoding="utf-8"),
+        }
+        tokenizer, windows, others = read_tokenizer(decoder), {}, read_json(translations)
+        for text, content in (texts | others).items():
+            number = size["language_windows" if text in others else "windows"]
+            windows[text] = cut_windows(tokenizer, content, number, size["tokens"]).numpy()
         write_arrays(path, windows)
 
-    inputs = [test, table, decoder / "tokenizer.json"]
+    inputs = [test, table, captions, code, translations, decoder / "tokenizer.json"]
     run_step(home / "steps", f"{name}_windows", inputs, [path], write, **size)
     return path
 
