@@ -563,7 +563,7 @@ def test_more_bits_are_better_and_rounding_is_not(
 @pytest.mark.parametrize("metric", ["one direction", "one number", "two directions", "nearly one direction"])
 @pytest.mark.parametrize("codec", codecs())
 def test_metrics_of_few_directions(codec: str, metric: str) -> None:
-    """Their errors fall, and those of all directions, which were several times those of rows, rise little."""
+    """Their errors fall, and those of all directions, which were several times those of rows, hardly rise."""
     rows = normal(200)
     states = normal(1 + (metric == "two directions"))
     matrix = torch.diag(torch.eye(ANY_DIM)[0]) if metric == "one number" else states.t() @ states
@@ -576,4 +576,4 @@ def test_metrics_of_few_directions(codec: str, metric: str) -> None:
             missed = (embedding.eval().table().detach() - rows).double()
             plain.append(float(missed.norm()))
             cost.append(float((missed @ matrix.double() * missed).sum().sqrt()))
-        assert cost[1] <= 1.01 * cost[0] and plain[1] <= 1.5 * plain[0], (bits, plain, cost)
+        assert cost[1] <= 1.01 * cost[0] and plain[1] <= 1.2 * plain[0], (bits, plain, cost)

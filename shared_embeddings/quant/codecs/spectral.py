@@ -152,8 +152,8 @@ class SpectralCodec(TrellisCodec):
         weights = equal if importance is None else importance.to(equal)
         directions, energy = _principal_directions(table).to(table), squared_norms(table)
         if metric is not None:
-            # Words count by the geometric mean: a metric of few directions knows little of most words.
-            energy = (energy * squared_norms(table, metric)).sqrt()
+            # A metric of few directions knows little of most words.
+            energy = squared_norms(table, metric) + metric.diagonal().mean().to(energy) * energy
         ids = torch.arange(len(table), device=table.device)[:: 1 + len(table) // _SAMPLE]
         known = (table, weights, directions, energy, _energies(table, ids, equal, directions))
         if metric is None:
