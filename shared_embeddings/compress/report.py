@@ -266,11 +266,11 @@ class CompressionReport:
             yield f"| {text} | {measure} | {before:.2f} | {after:.2f} | {change:+.1%} |"
         if rows:
             yield ""
-        yield (
-            self.kept.described()
-            if self.kept.share is not None
-            else f"Not measured ({self.kept.how}); evaluate it on a text."
+        is_measured = self.kept.share is not None
+        lines = (
+            self.kept.described() if is_measured else f"not measured ({self.kept.how}); evaluate it on a text"
         )
+        yield from (f"- {line}" for line in lines.splitlines())
 
     def summary(self) -> str:
         """The result in a few lines: sizes, how much of the model was kept, and what to look at."""
