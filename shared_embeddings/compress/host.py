@@ -281,8 +281,22 @@ def scoring_only(embeddings: Iterable[SharedEmbedding], words: ScoredWords | Non
     with contextlib.ExitStack() as stack:
         if words is not None:
             for embedding in embeddings:
-                stack.enter_context(score_only(embedding, *words))
+                stack.enter_context(score_only(embedding, words.ids, words.offsets))
         yield
+
+
+@torch.no_grad()
+def scores_rows(embedding: SharedEmbedding, words: Tensor) -> bool:
+    """Whether the scores of words ``(n,)`` are products with their rows, as `score_only` computes them."""
+    if not embedding.has_linear_scores or embedding.score_dim != embedding.embedding_dim:
+        return False
+    hidden = torch.randn(1, embedding.score_dim, generator=torch.Generator().manual_seed(0))
+    hidden = hidden.to(embedding(words[:1]))
+    scores = embedding.logits(hidden)[:, words]
+    with score_only(embedding, words):
+        return torch.allclose(
+            embedding.logits(hidden), scores, rtol=1e-2, atol=1e-2 * float(scores.abs().max())
+        )
 
 
 def copy_output_bias(embedding: SharedEmbedding, bias: Tensor) -> list[str]:
