@@ -19,17 +19,19 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from shared_embeddings.checkpoints import load_tensors, save_safetensors, state_digest
 from shared_embeddings.compress.host import EmbeddingTable, TrainedModel
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing
+from shared_embeddings.utils.progress import progress_bar
 
 # What of a table is calibrated.
 SIDES = ("both", "output", "none")
 # The suffix of names of shares in files.
 _SHARES = ".shares"
+# Words that are scored at a time.
+_ROWS = 2**14
 # Predictions that are read, and those whose shares of all words are added up if others score some words only.
 TOKENS, _SHARED = 12_000, 4_000
 
@@ -78,7 +80,7 @@ def calibrate(
         for module, scale in samples.lookups.get(name, {}).items()
     ]
     hooks = [module.register_forward_hook(hook) for module, hook in lookups if sides == "both"]
-    bar = tqdm(total=len(samples.parts), desc="calibration", unit=" batches", delay=2.0, disable=not progress)
+    bar = progress_bar(len(samples.parts), "calibration", " batches", disable=not progress)
     try:
         with torch.set_grad_enabled(bool(hooks)):
             for scores, hidden, _ in samples.batches():
@@ -92,8 +94,7 @@ def calibrate(
                         if shares.size(1) == len(table.table):
                             of_words[table.name] += (shares * (1.0 - shares)).sum(dim=0)
                         elif read < _SHARED and states.size(1) == table.table.size(1):
-                            every = (states @ table.table.t().float()).softmax(dim=1)
-                            of_words[table.name] += (every * (1.0 - every)).sum(dim=0)
+                            of_words[table.name] += _doubts(states, table.table)
                 if hooks:
                     drawn = torch.multinomial(shares, 1, generator=draw)
                     slopes = shares.scatter_add_(1, drawn, torch.full_like(doubts, -1.0))
@@ -114,6 +115,16 @@ def calibrate(
         for name, parts in sums.items()
     }
     return {name: calibration for name, calibration in measured.items() if bool(calibration.metric.any())}
+
+
+def _doubts(states: Tensor, table: Tensor) -> Tensor:
+    """The sums ``(V,)`` of p (1 - p) over predictions ``(n, D)``, with little memory besides ``(n, V)``."""
+    shares = states.new_empty(len(states), len(table))
+    for part, rows in zip(shares.split(_ROWS, dim=1), table.split(_ROWS)):
+        part.copy_(states @ rows.t().float())
+    shares.sub_(shares.logsumexp(dim=1, keepdim=True)).exp_()
+    sums = shares.sum(dim=0)
+    return sums.sub_(shares.square_().sum(dim=0))
 
 
 def _add(total: Tensor, vectors: Tensor) -> None:

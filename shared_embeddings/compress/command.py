@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shared_embeddings.compress.fit_tables import Fitted, fit_tables
-from shared_embeddings.compress.measure import NOT_CHECKED
+from shared_embeddings.compress.measure import QualityReport, Retention
 from shared_embeddings.compress.options import CompressOptions, TrimOptions, parse_max_loss
 from shared_embeddings.compress.recovery import SavedRecovery, recover
 from shared_embeddings.compress.report import CompressionReport, Sizes, TrimReport
-from shared_embeddings.compress.search import SearchReport, curve, search, smallest_within
+from shared_embeddings.compress.search import SearchReport, Trial, curve, search, smallest_within
 from shared_embeddings.compress.session import NOT_CALIBRATED, Session, footprint
 from shared_embeddings.compress.sizing import Target
 from shared_embeddings.compress.trim import map_files, trim
@@ -27,6 +27,7 @@ from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import bytes_on_disk, replacing, write_text
 from shared_embeddings.utils.options import STORED, OptionError
 from shared_embeddings.utils.paths import check_outputs
+from shared_embeddings.utils.progress import command_progress
 
 # Options that the table or the fit determines.
 _SET_BY_MODEL = ("num_embeddings", "embedding_dim", "padding_idx", "words", "seed")
@@ -61,7 +62,7 @@ def compress(options: CompressOptions, **method_options: object) -> Compressed:
         OSError: a file cannot be read or written.
     """
     target, method_options = _method_options(options, method_options)
-    with _trimmed(options) as (model, trimmed):
+    with command_progress(), _trimmed(options) as (model, trimmed):
         session = Session(dataclasses.replace(options, model=model))
         if (output := options.output) is None:
             raise UserError("output is missing; name the model to write, or compare")
@@ -81,17 +82,20 @@ def compress(options: CompressOptions, **method_options: object) -> Compressed:
             names = ("method", "store", "fit_steps", "recover", "seed", "calibrate")
             asked = [repr((method_options, target)), repr([getattr(options, name) for name in names])]
             saved = SavedRecovery(output, [*asked, texts, counts, session.trained.tensors()])
-        trials = None
+        trials: list[Trial] | None = None
+        known: tuple[QualityReport | None, Retention | None] = None, None
         if options.method is None:
             target = target or smallest_within(session, parse_max_loss(options.max_loss or "1%"))
             trials = search(session, target)
             best = trials[0]
             session.is_calibrated = best.calibration != NOT_CALIBRATED
+            if best.fitted is not None and saved is None:
+                known = best.quality, best.retention
             fitted = best.fitted or fit_tables(session, best.method, best.options, best.store, target)
         else:
             store = options.store or get_method_config(options.method).default_store
             fitted = fit_tables(session, options.method, method_options, store, target)
-        report = _finish(session, output, fitted, saved, trimmed)
+        report = _finish(session, output, fitted, known, saved, trimmed)
     return Compressed(report, None if trials is None else SearchReport(trials))
 
 
@@ -102,7 +106,7 @@ def compare(options: CompressOptions) -> SearchReport:
         UserError, OSError: as in `compress`.
     """
     target = options.target()
-    with _trimmed(options) as (model, _):
+    with command_progress(), _trimmed(options) as (model, _):
         session = Session(dataclasses.replace(options, model=model))
         target = target or smallest_within(session, parse_max_loss(options.max_loss or "1%"))
         trials = search(session, target)
@@ -155,9 +159,17 @@ def _trimmed(options: CompressOptions) -> Iterator[tuple[Path, Trimmed | None]]:
 
 
 def _finish(
-    session: Session, output: Path, fitted: Fitted, saved: SavedRecovery | None, trimmed: Trimmed | None
+    session: Session,
+    output: Path,
+    fitted: Fitted,
+    known: tuple[QualityReport | None, Retention | None],
+    saved: SavedRecovery | None,
+    trimmed: Trimmed | None,
 ) -> CompressionReport:
-    """Place embeddings in the model, train it if that is wanted, measure it, and write it."""
+    """Place embeddings in the model, train it if that is wanted, measure it, and write it.
+
+    What is `known` of a model that is not trained is not measured again.
+    """
     model, trained, options = session.options.model, session.trained, session.options
     notes = trained.place(fitted.embeddings)
     recovery = None
@@ -168,7 +180,7 @@ def _finish(
     new = {part.data_ptr() for layer in fitted.embeddings.values() for part in layer.state_dict().values()}
     packed = pack(tensors, [name for name, part in tensors.items() if part.data_ptr() in new], fitted.store)
     weights, memory, parameters = map(Sizes, session.footprint, footprint(trained, packed))
-    quality, retention = (None, NOT_CHECKED) if session.comparison is None else session.comparison.result()
+    quality, retention = session.measured(fitted.embeddings, *known)
     report = CompressionReport(
         model=os.fspath(model) if trimmed is None else trimmed.report.model,
         output=os.fspath(output),

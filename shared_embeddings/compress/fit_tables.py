@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,13 +27,14 @@ from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import hold, pack
 from shared_embeddings.registry import get_method_config
 from shared_embeddings.spec import Options
+from shared_embeddings.utils.progress import begin_phase
 
 # A storage format that adds more than this to the relative error gets a note.
 _MUCH_ADDED = 0.05
 # The last rank of each band of tokens by descending frequency; one more band has the rest.
 BANDS = (100, 1_000, 10_000)
-# Rows that are compared at a time.
-_ROWS = 512
+# Rows that are compared at a time, and in all: the first ones by frequency, and a sample of the others.
+_ROWS, _COMPARED = 512, 2**15
 # Decoding is timed for about this many seconds, with at most so many tokens.
 _TIMED_SECONDS, _TIMED_TOKENS = 0.5, 20
 
@@ -61,6 +63,7 @@ def fit_tables(
     asked = {"seed": session.options.seed, "steps": session.options.fit_steps}
     every_table = [table.table for table in session.tables]
     fitted = Fitted(method, store)
+    begin_phase("coding")
     for table in session.tables:
         known = session.fit_arguments(table, get_method_config(method).takes_metric)
         embedding, report = fit_table(table, method, store, known | asked | chosen[table.name])
@@ -102,7 +105,11 @@ def fit_table(
     counts, rows = arguments["token_counts"], table.table.__getitem__
     embedding, report = fit(method, table.table, **arguments)
     embedding.to(table.table.dtype).eval()
-    bands, stored, after = Errors(embedding, rows).bands(counts), None, stored_bytes(embedding, store)
+    bands, stored, after = (
+        Errors(embedding, rows, counts=counts).bands(),
+        None,
+        stored_bytes(embedding, store),
+    )
     if store == "fp32":
         hold_as(embedding, store)  # packs codes
     else:
@@ -110,14 +117,14 @@ def fit_table(
         fitted = copy.deepcopy(embedding, {id(tensor): tensor for tensor in tensors})
         sizes = Sizes(stored_bytes(embedding, "fp32"), after)
         hold_as(embedding, store)
-        added, errors = Errors(embedding, fitted), Errors(embedding, rows)
+        added, errors = (Errors(embedding, wanted, counts=counts) for wanted in (fitted, rows))
         stored = StorageReport(
             store=store,
             stored_bytes=sizes,
             added_error=added.mean_and_relative()[1],
             relative_error=errors.mean_and_relative()[1],
-            added_bands=added.bands(counts),
-            bands=errors.bands(counts),
+            added_bands=added.bands(),
+            bands=errors.bands(),
         )
     return embedding, TableReport(
         name=table.name,
@@ -146,43 +153,53 @@ class Errors:
     Args:
         wanted: rows ``(n, D)`` for ids ``(n,)``.
         metric: ``(D, D)`` what squared distances and norms are measured in; None for those of vectors.
+        counts: ``(V,)`` by which tokens are ordered; None for this order.
     """
 
     @torch.no_grad()
     def __init__(
-        self, embedding: SharedEmbedding, wanted: Callable[[Tensor], Tensor], metric: Tensor | None = None
+        self,
+        embedding: SharedEmbedding,
+        wanted: Callable[[Tensor], Tensor],
+        metric: Tensor | None = None,
+        counts: Tensor | None = None,
     ) -> None:
-        # Small tensors that stay between large ones would keep the allocator from using memory again.
-        self._squared_errors, self._squares = torch.zeros(2, embedding.num_embeddings, dtype=torch.float64)
         ids = torch.arange(embedding.num_embeddings)
+        # Small tensors that stay between large ones would keep the allocator from using memory again.
+        self._squared_errors, self._squares, self._weights = torch.zeros(3, len(ids), dtype=torch.float64)
+        self._order = ids if counts is None else torch.argsort(counts, descending=True, stable=True)
+        if embedding.padding_idx is not None:
+            self._order = self._order[self._order != embedding.padding_idx]
+        first, others = self._order[: BANDS[-1]], self._order[BANDS[-1] :]
+        sample = others[:: -(-len(others) // (_COMPARED - BANDS[-1])) or 1]
+        self._weights[first] = 1.0
+        self._weights[sample] = len(others) / max(len(sample), 1)
         matrix = None if metric is None else metric.double()
-        for block in ids.split(_ROWS):
+        for block in self._weights.nonzero().flatten().split(_ROWS):
             rows = wanted(block).double()
             errors = embedding(block).double() - rows
             for sums, vectors in ((self._squared_errors, errors), (self._squares, rows)):
                 weighted = vectors if matrix is None else vectors @ matrix
                 sums[block] = (weighted * vectors).sum(dim=1)
-        self._words = ids if embedding.padding_idx is None else ids[ids != embedding.padding_idx]
 
     def mean_and_relative(self, words: Tensor | None = None) -> tuple[float, float]:
         """Return the mean distance and ``||E - Ê|| / ||E||`` of some tokens, or of all except padding."""
-        words = self._words if words is None else words
-        squared, norm = self._squared_errors[words], float(self._squares[words].sum().sqrt())
-        return float(squared.sqrt().mean()), float(squared.sum().sqrt()) / norm if norm else 0.0
+        words = self._order if words is None else words
+        weights, squared = self._weights[words], self._squared_errors[words]
+        norm = math.sqrt(float(weights @ self._squares[words]))
+        mean = float(weights @ squared.sqrt() / weights.sum())
+        return mean, math.sqrt(float(weights @ squared)) / norm if norm else 0.0
 
     def weighted(self, weights: Tensor) -> tuple[float, float]:
         """Return the weighted sums of squared errors and of squared norms, for weights ``(V,)`` of tokens."""
-        weights = weights[self._words].double()
-        return float(self._squared_errors[self._words] @ weights), float(self._squares[self._words] @ weights)
+        weights = self._weights * weights.double()
+        return float(self._squared_errors @ weights), float(self._squares @ weights)
 
-    def bands(self, counts: Tensor | None) -> list[Band]:
-        """Return the errors by frequency band, from counts ``(V,)``; None for tokens in this order."""
-        order = self._words
-        if counts is not None:
-            order = order[torch.argsort(counts[order], descending=True, stable=True)]
-        edges = [0, *(edge for edge in BANDS if edge < len(order)), len(order)]
+    def bands(self) -> list[Band]:
+        """Return the errors by frequency band."""
+        edges = [0, *(edge for edge in BANDS if edge < len(self._order)), len(self._order)]
         return [
-            Band(first + 1, last, *self.mean_and_relative(order[first:last]))
+            Band(first + 1, last, *self.mean_and_relative(self._order[first:last]))
             for first, last in zip(edges, edges[1:])
         ]
 

@@ -74,6 +74,9 @@ class HostVocabulary:
 class StoredModel(Protocol):
     """A model on disk; by default, its tokens are whole words. What it cannot do is a `UserError`."""
 
+    # Whether texts are as people write them, so that the model tokenizes words of any language.
+    reads_raw_text: bool = False
+
     def files(self, path: Path) -> list[Path]:
         """Return the files, or the folder, of a model at `path` in this format: its own, or an output's."""
         return [path]
@@ -277,8 +280,22 @@ def scoring_only(embeddings: Iterable[SharedEmbedding], words: ScoredWords | Non
     with contextlib.ExitStack() as stack:
         if words is not None:
             for embedding in embeddings:
-                stack.enter_context(score_only(embedding, *words))
+                stack.enter_context(score_only(embedding, words.ids, words.offsets))
         yield
+
+
+@torch.no_grad()
+def scores_rows(embedding: SharedEmbedding, words: Tensor) -> bool:
+    """Whether the scores of words ``(n,)`` are products with their rows, as `score_only` computes them."""
+    if not embedding.has_linear_scores or embedding.score_dim != embedding.embedding_dim:
+        return False
+    hidden = torch.randn(1, embedding.score_dim, generator=torch.Generator().manual_seed(0))
+    hidden = hidden.to(embedding(words[:1]))
+    scores = embedding.logits(hidden)[:, words]
+    with score_only(embedding, words):
+        return torch.allclose(
+            embedding.logits(hidden), scores, rtol=1e-2, atol=1e-2 * float(scores.abs().max())
+        )
 
 
 def copy_output_bias(embedding: SharedEmbedding, bias: Tensor) -> list[str]:

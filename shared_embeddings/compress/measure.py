@@ -37,10 +37,12 @@ from torch import Tensor, nn
 
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_lines
+from shared_embeddings.utils.progress import progress_bar
 from shared_embeddings.utils.reading import read_lines
 
-# The approximate number of compared predictions, for a standard error of the share below 0.016.
-PREDICTIONS = 1_000
+# The approximate number of tokens of a text whose predictions are compared, and of what a model generates,
+# which is slow; fewer than the last number are too few to judge.
+PREDICTIONS, GENERATED, FEW = 2**13, 1_000, 2_000
 # A model with a lower share is reported to require training.
 USABLE_SHARE = 0.85
 # What is compared of word vectors, and the factor of cosines in the softmax over neighbors, that of sentence
@@ -50,8 +52,14 @@ NEIGHBORS, SHARPNESS = "nearest neighbors", 20.0
 LINES = 400
 # Every fifth line of a text is measured, or fewer, for about so many characters: more than enough tokens.
 _FIFTH, _MEASURED = 5, 60_000
-# The log-probabilities of more words than this are kept in 16 bits.
-_MANY = 2**15
+# The log-probabilities of more words than this are kept in 16 bits, which rounds the divergence by less than
+# 1e-5.
+_MANY = 2**11
+# Words of a list, and tokens of it that are read. A model knows languages whose words take it at most so many
+# times the nats of those of its best language.
+LISTED, _READ, _KNOWN = 200, 200, 2.0
+# The 97.5 % quantile of a normal distribution.
+_QUANTILE = 1.959964
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +128,8 @@ class Samples:
     words: Tensor | None = None  # ``(w,)`` ids of all words that are looked up or follow; None if unknown
     running: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext  # in which it predicts
     read: int = 1  # about how many tokens are read for a prediction
+    tokens: int = 0  # that are read, if these are more than the predictions
+    has_targets: bool = False  # whether what follows in a text is known
     # By embedding table, the modules that return its vectors, and the factor of each.
     lookups: Mapping[str, Mapping[nn.Module, float]] = dataclasses.field(default_factory=dict)
 
@@ -127,6 +137,32 @@ class Samples:
         """The predictions for all parts."""
         with self.running():
             yield from map(self.predict, self.parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Perplexity:
+    """The perplexity of a text or of a list of words, before and after."""
+
+    before: float
+    after: float
+    margin: float  # half of the 95 % interval of the relative change; infinite if unknown
+    tokens: int  # that are predicted
+
+    @classmethod
+    def of(cls, before: Tensor, after: Tensor, tokens: Tensor) -> Perplexity:
+        """Of the nats and the numbers of tokens ``(n,)`` of parts of a text."""
+        count = float(tokens.sum())
+        old, new = (math.exp(min(float(nats.sum()) / count, 700.0)) for nats in (before, after))
+        return cls(old, new, new / old * margin(after - before, tokens), int(count))
+
+    @property
+    def change(self) -> float:
+        """The relative change."""
+        return self.after / self.before - 1.0
+
+    def described(self) -> str:
+        """The change, such as +0.1 % ± 0.2."""
+        return f"{100 * self.change:+.1f} %{_plus_minus(self.margin)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,8 +174,13 @@ class Retention:
     how: str  # the data of the measurement, or why it failed
     needs_training: bool  # whether the share is below `USABLE_SHARE` or unknown
     kl: float | None = None  # of the predictions from the original's, in nats; None for a quality
-    # Of the text, before and after; None for a quality, and where no text determines the predicted words.
-    perplexities: tuple[float, float] | None = None
+    # Of the text; None for a quality, and where no text determines the predicted words.
+    perplexity: Perplexity | None = None
+    margin: float | None = None  # half of the 95 % interval of the share; None for a quality
+    tokens: int | None = None  # about how many are read for the predictions; None for a quality
+    # By language that the model knows, of lists of words.
+    languages: Mapping[str, Perplexity] = dataclasses.field(default_factory=dict)
+    notes: Sequence[str] = ()  # about what was measured, and what was not
 
     @classmethod
     def measured(cls, share: float, of: str, how: str, **others: Any) -> Retention:
@@ -147,20 +188,38 @@ class Retention:
         share = 0.0 if math.isnan(share) else share
         return cls(share, of, how, share < USABLE_SHARE, **others)
 
-    def described(self) -> str:
-        """The last line of the printed report."""
+    @property
+    def worst_language(self) -> str:
+        """The language that lost most; there is one."""
+        return max(self.languages, key=lambda name: self.languages[name].change)
+
+    def described(self, calibration: str | None = None) -> str:
+        """The last lines of the printed report; with what calibrated the codes, if there are any."""
         if self.share is None:
             return (
                 f"warning: could not verify that this model still works ({self.how}); evaluate it on a text"
             )
         how = self.how if self.kl is None else f"{self.how}, KL {self.kl:.4f}"
-        if self.perplexities is not None:
-            how += ", perplexity {:.2f}, before {:.2f}".format(*reversed(self.perplexities))
-        line = f"kept {math.floor(100 * self.share)}% of the {self.of} of the original ({how})"
+        how += "" if calibration is None else f"; codes are {calibration}"
+        plus_minus = "" if self.margin is None else _plus_minus(self.margin)
+        line = f"kept {math.floor(100 * self.share)}%{plus_minus} of the {self.of} of the original ({how})"
+        if (text := self.perplexity) is not None:
+            line += f", perplexity {text.after:.2f}, {text.before:.2f} before ({text.described()})"
         if self.needs_training:
             advice = "use more bits" if self.of == NEIGHBORS else "train this model before using it"
-            return f"warning: {line}: {advice}"
-        return line
+            line = f"warning: {line}: {advice}"
+        lines = [line]
+        if self.tokens is not None and self.tokens < FEW:
+            lines.append(
+                f"warning: {self.tokens:,} tokens are too few to judge; give a text of {5 * FEW:,} or more"
+            )
+        if self.languages:
+            text = self.languages[worst := self.worst_language]
+            lines.append(
+                f"the worst of {len(self.languages)} languages, by lists of words without sentences: "
+                f"{worst}, perplexity {text.described()} ({text.tokens:,} tokens)"
+            )
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
 # Of a model that was not run.
@@ -172,6 +231,10 @@ class ScoredWords(NamedTuple):
 
     ids: Tensor  # ``(w,)`` ascending, with all that follow in a compared text
     offsets: Tensor  # ``(w,)`` added to their scores: the logarithm of how many words each stands for
+    total: int  # V, of all words
+
+    def __str__(self) -> str:
+        return f"by {len(self.ids):,} of {self.total:,} words that stand for all"
 
 
 class Comparison:
@@ -182,19 +245,36 @@ class Comparison:
         validation: the data for its quality, or None.
         texts: texts whose words it predicts; None to generate one.
         seed: for sampling.
+        tokens: about how many it reads.
+        lists: by language, a list of words in random order, and how many.
+        scoring: a context in which the original scores the returned words, to compare it by these; given all
+            that it reads. None for all words.
 
     Attributes:
         samples: what is predicted; None if quality is measured instead, or if nothing can be.
+        words: by which predictions are compared; None for all.
         reason: why nothing can be predicted; empty otherwise.
     """
 
     def __init__(
-        self, model: Any, validation: Validation | None, texts: Sequence[Path] | None, seed: int
+        self,
+        model: Any,
+        validation: Validation | None,
+        texts: Sequence[Path] | None,
+        seed: int,
+        tokens: int = PREDICTIONS,
+        lists: Mapping[str, tuple[Path, int]] | None = None,
+        scoring: Callable[[Tensor | None], AbstractContextManager[ScoredWords | None]] = (
+            lambda _: contextlib.nullcontext()
+        ),
     ) -> None:
         self._model, self._validation = model, validation
         self._quality = None if validation is None else model.quality(validation)
         self.samples: Samples | None = None
+        self.words: ScoredWords | None = None
         self.reason = ""
+        self._lists = lists or {}
+        self._nats_before: dict[str, Tensor] = {}
         if (quality := self._quality) is not None:
             if not math.isfinite(quality.value):
                 raise UserError(
@@ -204,11 +284,46 @@ class Comparison:
             if quality.value > 0:  # a BLEU of 0 cannot get worse
                 return
         try:
-            samples = model.samples(texts, seed, PREDICTIONS)
-            self._before = list(_log_shares(samples))
+            samples, listed = model.samples(texts, seed, tokens), self._read_lists(seed)
+            read = [samples.words] if listed is None else [samples.words, listed.words]
+            is_known = all(words is not None for words in read)
+            with scoring(torch.cat(read).unique() if is_known else None) as self.words:
+                self._before = list(_log_shares(samples, self.words))
+                if listed is not None:
+                    self._leave_out(listed, _nats(listed, self.words))
             self.samples = samples
         except ValueError as error:
             self.reason = str(error)
+
+    def _read_lists(self, seed: int) -> Samples | None:
+        """The lists of words, one part for each; None for a model that does not predict what follows."""
+        parts = []
+        for path, _ in self._lists.values():
+            samples = self._model.samples([path], seed, _READ)
+            if not samples.has_targets:
+                return None
+            parts.append(samples)
+        if not parts:
+            return None
+        return dataclasses.replace(
+            parts[0],
+            parts=[samples.parts[0] for samples in parts],
+            words=torch.cat([samples.words for samples in parts]),
+        )
+
+    def _leave_out(self, listed: Samples, nats: Sequence[Tensor]) -> None:
+        """Keep the languages that the model knows.
+
+        Of words that are drawn alike, those of other languages are harder to predict.
+        """
+        of_words = [
+            float(of_tokens.mean()) * sum(self._model.count_text([path]).values()) / number
+            for of_tokens, (path, number) in zip(nats, self._lists.values())
+        ]
+        known = [place for place, of_word in enumerate(of_words) if of_word <= _KNOWN * min(of_words)]
+        names, parts = list(self._lists), listed.parts
+        self._known = dataclasses.replace(listed, parts=[parts[place] for place in known])
+        self._nats_before = {names[place]: nats[place] for place in known}
 
     def result(self) -> tuple[QualityReport | None, Retention]:
         """The quality before and after, if validation data was given, and what was kept."""
@@ -229,64 +344,110 @@ class Comparison:
                 reason = str(error)
         return quality, Retention(None, "predictions", reason, needs_training=True)
 
-    def retention(self, words: ScoredWords | None = None) -> Retention:
-        """What the predictions of the model keep, which scores only `words` now, or all for None."""
+    def retention(self) -> Retention:
+        """What the predictions of the model keep, which may score `words` only."""
         assert self.samples is not None
-        measured = compare(self._before, _log_shares(self.samples), words)
-        return Retention.measured(of=self.samples.of, how=self.samples.how, **measured)
+        measured = compare(self._before, _log_shares(self.samples, self.words))
+        how = self.samples.how + (f", {self.words}" if self.words is not None else "")
+        tokens = max(self.samples.tokens, sum(len(shares) for shares, _ in self._before))
+        return Retention.measured(of=self.samples.of, how=how, tokens=tokens, **measured)
+
+    def with_languages(self, retention: Retention) -> Retention:
+        """Measure the languages that the original knows, too."""
+        if not self._nats_before:
+            return retention
+        after = _nats(self._known, self.words)
+        languages = {
+            name: Perplexity.of(old, new, torch.ones_like(old))
+            for (name, old), new in zip(self._nats_before.items(), after)
+        }
+        note = (
+            f"of {len(self._lists)} languages, the original knows {len(languages)}: a word takes it at most "
+            f"{_KNOWN:g} times the nats of one in its best language"
+        )
+        return dataclasses.replace(retention, languages=languages, notes=[note])
 
 
-def _log_shares(samples: Samples) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """The log-probabilities ``(n, V)`` of each part, and what follows ``(n,)``; UserError if they are NaN."""
-    with torch.no_grad():
-        for batch in samples.batches():
-            shares = batch.scores.detach().float().log_softmax(dim=-1)
+def _log_shares(samples: Samples, words: ScoredWords | None = None) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """The log-probabilities ``(n, V)`` of each part, and what follows ``(n,)``; UserError if they are NaN.
+
+    With `words`, those ``(n, w)`` of these, and what follows as their places.
+    """
+    bar = progress_bar(len(samples.parts), "predictions", " windows")
+    with torch.no_grad(), contextlib.closing(bar):
+        for scores, _, targets in samples.batches():
+            bar.update()
+            scores = scores.detach().float()
+            if words is not None:
+                if scores.size(1) == words.total:
+                    scores = scores[:, words.ids] + words.offsets
+                targets = None if targets is None else torch.searchsorted(words.ids, targets)
+            shares = scores.log_softmax(dim=-1)
             if bool(shares.isnan().any()):
                 raise UserError("the scores of the model are NaN")
-            # So many words, in 16 bits, round the divergence by less than 1e-5.
-            yield shares.half() if shares.size(1) > _MANY else shares, batch.targets
+            yield shares.half() if shares.size(1) > _MANY else shares, targets
+
+
+def _nats(samples: Samples, words: ScoredWords | None) -> list[Tensor]:
+    """The negative log-probabilities ``(n,)`` of what follows in each part."""
+    parts = _log_shares(samples, words)
+    known = ((shares.float(), targets) for shares, targets in parts if targets is not None)
+    return [F.nll_loss(shares, targets, reduction="none") for shares, targets in known]
 
 
 def compare(
-    before: Iterable[tuple[Tensor, Tensor | None]],
-    after: Iterable[tuple[Tensor, Tensor | None]],
-    words: ScoredWords | None = None,
+    before: Iterable[tuple[Tensor, Tensor | None]], after: Iterable[tuple[Tensor, Tensor | None]]
 ) -> dict[str, Any]:
     """Compare the log-probabilities ``(n, V)`` of two models, part by part, with what follows ``(n,)``.
 
-    Args:
-        before: of the original.
-        after: of the other model.
-        words: as in `Comparison.retention`; `after` has log-probabilities ``(n, w)``.
-
     Returns:
         ``share``, ``sum_i p_i [a_i = b_i] / sum_i p_i`` for the most probable words a and b of both, and the
-        probability p of a; ``kl``, the mean Kullback-Leibler divergence from the original, in nats;
-        ``perplexities`` of what follows, or None.
+        probability p of a, with its ``margin`` by parts; ``kl``, the mean Kullback-Leibler divergence from
+        the original, in nats; ``perplexity`` of what follows, or None.
     """
-    weights = same = divergence = 0.0
-    nats, count, has_targets = [0.0, 0.0], 0, True
+    rows = []  # of each part: its number of predictions, and sums over them
+    has_targets = True
     for (old, targets), (new, _) in zip(before, after, strict=True):
         old, new = old.float(), new.float()
-        if words is not None:
-            old = (old[:, words.ids] + words.offsets).log_softmax(dim=-1)
-            targets = None if targets is None else torch.searchsorted(words.ids, targets)
         best = old.max(dim=-1)
-        weights += float(best.values.exp().sum())
-        same += float(best.values.exp()[best.indices == new.argmax(dim=-1)].sum())
-        terms = old.exp() * (old - new)
-        divergence += float(terms.masked_fill(old == -torch.inf, 0.0).sum(dtype=torch.float64))
-        count += len(old)
+        weights = best.values.exp()
+        is_same = best.indices == new.argmax(dim=-1)
+        terms = (old.exp() * (old - new)).masked_fill_(old == -torch.inf, 0.0)
         has_targets &= targets is not None
-        if targets is not None:
-            for place, scores in enumerate((old, new)):
-                nats[place] += float(F.nll_loss(scores, targets, reduction="sum"))
-    before_and_after = tuple(math.exp(min(total / max(count, 1), 700.0)) for total in nats)
+        nats = [
+            0.0 if targets is None else float(F.nll_loss(scores, targets, reduction="sum"))
+            for scores in (old, new)
+        ]
+        kl = float(terms.sum(dtype=torch.float64))
+        rows.append([len(old), float(weights.sum()), float(weights[is_same].sum()), kl, *nats])
+    count, weight, same, divergence, first, second = torch.tensor(rows, dtype=torch.float64).T
     return {
-        "share": same / max(weights, 1e-30),
-        "kl": max(0.0, divergence / max(count, 1)),
-        "perplexities": before_and_after if has_targets and count else None,
+        "share": float(same.sum() / weight.sum().clamp(min=1e-30)),
+        "margin": margin(same, weight),
+        "kl": max(0.0, float(divergence.sum() / count.sum())),
+        "perplexity": Perplexity.of(first, second, count) if has_targets else None,
     }
+
+
+def margin(sums: Tensor, sizes: Tensor) -> float:
+    """Half of the 95 % interval of a mean, from the sums and the sizes ``(n,)`` of parts; infinite for one.
+
+    With the quantile of Student's distribution, by its expansion around the normal one.
+    """
+    free = len(sums) - 1
+    if not free or not float(sizes.sum()):
+        return math.inf
+    sums, sizes = sums.double(), sizes.double()
+    rest = sums - sizes * (sums.sum() / sizes.sum())
+    error = math.sqrt(float(rest.square().sum()) * len(sums) / free) / float(sizes.sum())
+    z = _QUANTILE
+    wider = (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
+    return (z + wider) * error
+
+
+def _plus_minus(margin: float) -> str:
+    """A margin in percent, with a space before it; empty if it is unknown."""
+    return f" ± {100 * margin:.1f}" if math.isfinite(margin) else ""
 
 
 def sampled_lines(texts: Sequence[Path], seed: int, number: int = LINES) -> list[str]:

@@ -21,23 +21,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from shared_embeddings.checkpoints import KEY, load_tensors, state_digest, with_checksum
 from shared_embeddings.compress.distillation import divergence
 from shared_embeddings.compress.fit_tables import Fitted, hold_as
-from shared_embeddings.compress.host import TrainedModel, find_host, place_plain, scoring_only
+from shared_embeddings.compress.host import TrainedModel, find_host, place_plain, scores_rows, scoring_only
 from shared_embeddings.compress.measure import Batch, Samples, ScoredWords, in_float32
 from shared_embeddings.compress.options import Duration, parse_duration
 from shared_embeddings.compress.report import RecoveryReport
-from shared_embeddings.compress.session import Session, announce
-from shared_embeddings.embedding import SharedEmbedding, score_only
+from shared_embeddings.compress.session import Session
+from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import pack, unpack
 from shared_embeddings.registry import get_method_config
 from shared_embeddings.utils.command_line import RESUME, StopFlag
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing
+from shared_embeddings.utils.progress import begin_phase, progress_bar
 
 # Predictions that are sampled together, and the least tokens that are read for a step.
 TOKENS, STEP = 12_000, 512
@@ -95,7 +95,7 @@ def recover(session: Session, fitted: Fitted, saved: SavedRecovery) -> tuple[Rec
     options, tables, module = session.options, session.tables, session.trained.module
     samples = session.held_out.samples
     assert samples is not None and options.recover is not None
-    announce("reading the original again")
+    begin_phase("training")
     original = find_host(options.model, options.skip_undecodable)[1].read(options.model)
     inner: dict[int, str] = {}  # parameters of embeddings -> their names in them
     for embedding in fitted.embeddings.values():
@@ -123,7 +123,7 @@ def recover(session: Session, fitted: Fitted, saved: SavedRecovery) -> tuple[Rec
         stack.enter_context(in_float32(module))
         stack.enter_context(samples.running())
         # Rare tokens differ between samples.
-        words = session.words_of(samples)
+        words = session.held_out.words
         if words is not None and not all(scores_rows(embedding, words.ids) for embedding in scored):
             words = None
         plain = [] if words is None else place_plain(original, tables)
@@ -135,7 +135,7 @@ def recover(session: Session, fitted: Fitted, saved: SavedRecovery) -> tuple[Rec
             """Return the divergence from the original on other lines; infinite if predictions are NaN."""
             try:
                 with scoring_only(scored, words):
-                    kl = session.held_out.retention(words).kl
+                    kl = session.held_out.retention().kl
             except UserError:
                 return math.inf
             assert kl is not None
@@ -155,19 +155,6 @@ def recover(session: Session, fitted: Fitted, saved: SavedRecovery) -> tuple[Rec
     return report, notes
 
 
-@torch.no_grad()
-def scores_rows(embedding: SharedEmbedding, words: Tensor) -> bool:
-    """Whether the scores of words ``(n,)`` are products with their rows, as `score_only` computes them."""
-    hidden = torch.randn(1, embedding.score_dim, generator=torch.Generator().manual_seed(0))
-    if not embedding.has_linear_scores or embedding.score_dim != embedding.embedding_dim:
-        return False
-    scores = embedding.logits(hidden)[:, words]
-    with score_only(embedding, words):
-        return torch.allclose(
-            embedding.logits(hidden), scores, rtol=1e-2, atol=1e-2 * float(scores.abs().max())
-        )
-
-
 class TeacherBatches:
     """The predictions of the original, for one sample of the texts after the other.
 
@@ -176,7 +163,7 @@ class TeacherBatches:
         texts: what it reads; None for what it generates.
         seed: of the first sample; later ones have the next.
         scored: the embeddings of both models that score only `words` of a sample.
-        words: given a sample and its number, these; None for all.
+        words: given the tokens of a sample and its number, these; None for all.
     """
 
     def __init__(
@@ -185,7 +172,7 @@ class TeacherBatches:
         texts: Sequence[Path] | None,
         seed: int,
         scored: Sequence[SharedEmbedding],
-        words: Callable[[Samples, int], ScoredWords | None],
+        words: Callable[[Tensor | None, int], ScoredWords | None],
     ) -> None:
         self._original, self._texts, self._seed = original, texts, seed
         self._scored, self._words = scored, words
@@ -198,7 +185,7 @@ class TeacherBatches:
         self.contexts.close()
         self._samples = samples = self._original.samples(self._texts, self._seed + number, TOKENS)
         self.contexts.enter_context(samples.running())
-        self.contexts.enter_context(scoring_only(self._scored, self._words(samples, number)))
+        self.contexts.enter_context(scoring_only(self._scored, self._words(samples.words, number)))
         self.place = number, part
         return samples
 
@@ -325,8 +312,7 @@ def train(
         batches.place = state["place"]
     began = last_saved = time.monotonic()
     before = student.seconds
-    shape = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
-    with StopFlag() as stop, tqdm(desc="recovery", total=1.0, bar_format=shape) as bar:
+    with StopFlag() as stop, contextlib.closing(progress_bar(1.0, "recovery", "")) as bar:
         while (done := duration.done(student.steps, student.seconds)) < 1.0:
             loss = student.step(batches, RATE * min(1.0, 0.1 + done / WARMUP) * (1.0 - done))
             student.seconds = before + time.monotonic() - began

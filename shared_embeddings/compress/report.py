@@ -65,8 +65,8 @@ class Decoding:
         """The speed in one line."""
         timed = "look-up and scores" if self.scores else "look-up"
         return (
-            f"{timed} on this CPU, one token at a time: {self.before:,.0f} tokens/s before, "
-            f"{self.after:,.0f} after"
+            f"{timed} of the table alone on this CPU, one token at a time: "
+            f"{self.before:,.0f} tokens/s before, {self.after:,.0f} after"
         )
 
 
@@ -253,24 +253,28 @@ class CompressionReport:
         """What was measured, in Markdown."""
         rows = []
         if (score := self.quality) is not None:
-            rows.append((score.measure, score.before, score.after, score.how))
-        if self.kept.perplexities is not None:
-            rows.append(("perplexity", *self.kept.perplexities, self.kept.how))
+            change = f"{100 * (score.after / max(score.before, 1e-9) - 1):+.1f} %"
+            rows.append((score.measure, score.before, score.after, score.how, change))
+        texts = {} if self.kept.perplexity is None else {self.kept.how: self.kept.perplexity}
+        if self.kept.languages:
+            worst = self.kept.worst_language
+            texts[f"{worst}, the worst language, by a list of words"] = self.kept.languages[worst]
+        for text, value in texts.items():
+            rows.append(("perplexity", value.before, value.after, text, value.described()))
         if rows:
             yield from (
                 "| measured on | | original | this model | change |",
                 "| --- | --- | ---: | ---: | ---: |",
             )
-        for measure, before, after, text in rows:
-            change = after / max(before, 1e-9) - 1
-            yield f"| {text} | {measure} | {before:.2f} | {after:.2f} | {change:+.1%} |"
+        for measure, before, after, text, change in rows:
+            yield f"| {text} | {measure} | {before:.2f} | {after:.2f} | {change} |"
         if rows:
             yield ""
-        yield (
-            self.kept.described()
-            if self.kept.share is not None
-            else f"Not measured ({self.kept.how}); evaluate it on a text."
+        is_measured = self.kept.share is not None
+        lines = (
+            self.kept.described() if is_measured else f"not measured ({self.kept.how}); evaluate it on a text"
         )
+        yield from (f"- {line}" for line in lines.splitlines())
 
     def summary(self) -> str:
         """The result in a few lines: sizes, how much of the model was kept, and what to look at."""
@@ -287,7 +291,7 @@ class CompressionReport:
         if self.kept.share is not None:
             parts.append(f"{math.floor(100 * self.kept.share)}% of the {self.kept.of} kept")
         if speeds:
-            parts.append(f"one token at a time {min(speeds):.2g}x as fast")
+            parts.append(f"the table alone {min(speeds):.2g}x as fast, one token at a time")
         lines = ["; ".join(parts)] + ([] if self.trimmed is None else [self._all_bytes(self.trimmed)])
         for table in self.tables:
             sizes = table.stored_bytes
@@ -297,8 +301,6 @@ class CompressionReport:
             )
         if (score := self.quality) is not None:
             lines.append(f"{score.measure} {score.after:.2f}, {score.before:.2f} before ({score.how})")
-        if self.calibration is not None:
-            lines.append(f"codes are {self.calibration}")
         if self.recovery is not None:
             lines.append(f"{self.recovery.described()}; {self.recovery.minutes:.1f} minutes")
         lines += [f"note: {note}" for note in self.notes]
@@ -309,7 +311,7 @@ class CompressionReport:
                 "note: words are looked up and scored more slowly than before, which slows down generation "
                 f"where it takes most of the time{advice}"
             )
-        return "\n".join([*lines, self.kept.described()])
+        return "\n".join([*lines, self.kept.described(self.calibration)])
 
     def described(self) -> str:
         """All sizes, errors and speeds as text."""

@@ -11,26 +11,25 @@ import math
 from collections.abc import Iterator, Sequence
 
 import torch
-from tqdm import tqdm
 
 from shared_embeddings.compress.fit import fit
 from shared_embeddings.compress.fit_tables import Errors, Fitted, fit_tables, hold_as
-from shared_embeddings.compress.host import EmbeddingTable, scoring_only
+from shared_embeddings.compress.host import EmbeddingTable
 from shared_embeddings.compress.measure import QualityReport, Retention
 from shared_embeddings.compress.options import MaxLoss
 from shared_embeddings.compress.report import Sizes
-from shared_embeddings.compress.session import NOT_CALIBRATED, Session, announce
+from shared_embeddings.compress.session import NOT_CALIBRATED, Session
 from shared_embeddings.compress.sizing import Target, as_yaml, stored_bytes
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.fitting.task import BAR_DELAY
 from shared_embeddings.registry import get_method_config, methods
 from shared_embeddings.spec import Candidate, Options
 from shared_embeddings.utils.command_line import align
 from shared_embeddings.utils.errors import UserError, first_line
+from shared_embeddings.utils.progress import begin_phase
 
 # Candidates for tables of more than twice so many rows are ranked by fits to so many; at most so many of
 # them, whose errors are at most so many times the smallest, are then compared by predictions.
-SAMPLED_ROWS, MOST_COMPARED, CLOSE_ERROR = 2**12, 3, 1.05
+SAMPLED_ROWS, MOST_COMPARED, CLOSE_ERROR = 2**11, 3, 1.05
 # The ratios that are searched for the smallest size, and the factor between two that are as good as equal.
 _RATIOS, CLOSE_RATIO = (2.0, 128.0), 1.07
 # The share of the largest loss that is close enough to it.
@@ -71,10 +70,7 @@ class Trial:
             return math.inf
         if in_nats:
             return math.inf if retention.kl is None else retention.kl
-        if retention.perplexities is None:
-            return 1.0 - retention.share
-        before, after = retention.perplexities
-        return after / before - 1.0
+        return 1.0 - retention.share if retention.perplexity is None else retention.perplexity.change
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +82,11 @@ class SearchReport:
 
     def summary(self) -> str:
         """Return a table of the trials and one of the sizes."""
-        lines = align(_rows(self.trials), texts=2)
+        best = self.trials[0]
+        names = {trial.calibration for trial in self.trials} - {None, NOT_CALIBRATED}
+        codes = "".join(f"; codes are {name}" for name in names)
+        lines = [] if best.retention is None else [f"candidates, compared on {best.retention.how}{codes}:"]
+        lines += align(_rows(self.trials), texts=2)
         lines += [
             f"not tried: {as_yaml(trial.method, trial.options)}: {trial.reason}"
             for trial in self.trials
@@ -109,9 +109,8 @@ def _rows(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
         value = "–"
         if trial.quality is not None:
             value = f"{trial.quality.after:.2f}"
-        elif retention.perplexities is not None:
-            before, after = retention.perplexities
-            value = f"{after:.2f} ({after / before - 1.0:+.1%})"
+        elif (text := retention.perplexity) is not None:
+            value = f"{text.after:.2f} ({text.described()})"
         rows.append(
             (
                 as_yaml(trial.method, options)
@@ -180,9 +179,8 @@ def try_candidates(
     At the last size, a single promising candidate is fitted to all tokens at once.
     """
     rivals, trials = _promising(session, rivals, target)
-    bar = tqdm(rivals, "candidates", delay=BAR_DELAY, leave=False)
-    for method, candidate in bar:
-        bar.set_postfix_str(as_yaml(method, candidate.options), refresh=True)
+    for number, (method, candidate) in enumerate(rivals, 1):
+        begin_phase("comparing", f" candidate {number} of {len(rivals)}")
         trials.append(attempt(session, method, candidate, target, in_full=is_last and len(rivals) == 1))
         best = min(trials, key=lambda trial: trial.rank)
         # Only the best embeddings stay in memory.
@@ -224,9 +222,8 @@ def attempt(
             after = sum(stored_bytes(embedding, candidate.store) for embedding in embeddings.values())
             relative_error, chosen = fits[0].relative_error, fits[0].options
         session.trained.place(embeddings)
-        scored = [embeddings[table.name] for table in session.tables if table.is_scored]
-        with scoring_only(scored, words):
-            quality, retention = comparison.result() if words is None else (None, comparison.retention(words))
+        with session.scoring(embeddings, comparison.words):
+            quality, retention = comparison.result()
     except OSError:
         raise
     except Exception as error:
@@ -265,7 +262,7 @@ def _promising(
     trials: list[Trial] = []
     errors: list[tuple[float, str, Candidate]] = []
     for number, (method, candidate) in enumerate(rivals, 1):
-        announce(f"sample of rows {number} of {len(rivals)}: {method} {candidate.options}")
+        begin_phase("comparing", f" samples of rows, candidate {number} of {len(rivals)}")
         try:
             sums = [_sampled_error(session, table, method, candidate, target) for table in session.tables]
         except OSError:

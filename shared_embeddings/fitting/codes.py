@@ -14,8 +14,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from shared_embeddings.fitting.factorization import BLOCK, best_basis, blocks
-from shared_embeddings.fitting.task import BAR_DELAY
 from shared_embeddings.nn.layers import code_dtype
+from shared_embeddings.utils.progress import BAR_DELAY
 
 # Centroids are trained on a sample of this many points per cluster, but at least the second number. The final
 # centroids are the means of all points.

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from shared_embeddings.fitting.task import BAR_DELAY
 from shared_embeddings.nn.layers import CODE_SCALE
+from shared_embeddings.utils.progress import BAR_DELAY
 
 
 def truncated_svd(table: Tensor, rank: int, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from shared_embeddings.nn.layers import evaluating, set_updates
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.progress import BAR_DELAY
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -34,8 +35,6 @@ _LEAST_STEPS = 100
 # Maximum number of words for evaluating the loss. Fits of more words take minutes and show their progress
 # bars immediately.
 _EVALUATED = 2**15
-# Seconds before a progress bar appears.
-BAR_DELAY = 2.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -91,6 +91,7 @@ class FolderModel(host.TrainedModel):
     """
 
     module: Any = None
+    reads_raw_text = True
 
     def __init__(self, path: Path) -> None:
         self.path = path

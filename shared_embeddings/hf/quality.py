@@ -49,11 +49,17 @@ _Inputs = tuple[dict[str, Tensor], Tensor, str]
 
 
 def computing(model: nn.Module) -> AbstractContextManager[None]:
-    """Compute in float32 where the CPU has no arithmetic in the dtype of a tensor, which takes 100 times as
-    long; the tensors are as before afterwards.
+    """Compute in float32 where the CPU has no arithmetic in the dtype of a tensor, which takes 4 to 100 times
+    as long; the tensors are as before afterwards.
     """
     can = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
-    return in_float32(model, [kind for kind, name in can.items() if not getattr(torch.ops.mkldnn, name)()])
+    slow = {kind for kind, name in can.items() if not getattr(torch.ops.mkldnn, name)()}
+    if (
+        torch.backends.cpu.get_cpu_capability().startswith("AVX")
+        and not torch.cpu._is_avx512_bf16_supported()
+    ):
+        slow.add(torch.bfloat16)
+    return in_float32(model, slow)
 
 
 def samples(
@@ -104,7 +110,15 @@ def samples(
     ]
     read = torch.cat([tensor.flatten() for name, tensor in inputs.items() if name.endswith("input_ids")])
     running = functools.partial(computing, model)
-    return Samples(how, parts, predict, words=read.unique(), running=running)
+    return Samples(
+        how,
+        parts,
+        predict,
+        words=read.unique(),
+        running=running,
+        tokens=positions.numel() if texts else 0,
+        has_targets=has_targets,
+    )
 
 
 @contextmanager
@@ -148,7 +162,8 @@ def _neighbors(
     parts = [read[first : first + size] for first in range(0, len(read) - 1, size)]
     ids = torch.cat(read)
     running = functools.partial(computing, model)
-    return Samples(how, parts, predict, words=ids.unique(), running=running, read=len(ids) // len(read))
+    once = len(ids) // len(read)
+    return Samples(how, parts, predict, words=ids.unique(), running=running, read=once, tokens=len(ids))
 
 
 def _decoder_or_encoder_inputs(

@@ -12,11 +12,10 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm import tqdm
 
 import shared_embeddings.quant.codecs  # noqa: F401  # registers them
 from shared_embeddings.embedding import OutputFactors, SharedEmbedding
-from shared_embeddings.fitting.task import BAR_DELAY, FitTask
+from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.nn.layers import code_dtype, entry_std
 from shared_embeddings.nn.tracing import cache_tensor, has_values, needs_fixed_shapes
 from shared_embeddings.quant.codec import BLOCK, RATES, Books, Codec, codecs
@@ -28,6 +27,7 @@ from shared_embeddings.registry import register
 from shared_embeddings.spec import Candidate, EmbeddingOptions, Presets, SearchGrid
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import option, require
+from shared_embeddings.utils.progress import progress_bar
 
 DEFAULT_CODEC, DEFAULT_GROUP = "trellis", 32
 # Rows that codebooks are trained on: among all, and among those of each rate, since few words may have one.
@@ -403,8 +403,7 @@ class QuantizedEmbedding(SharedEmbedding):
         is_encoded = torch.ones(len(table), dtype=torch.bool)
         if task.only is not None:
             is_encoded = torch.zeros_like(is_encoded).index_fill_(0, task.only, True)
-        hidden, total = not task.progress, int(is_encoded.sum())
-        bar = tqdm(total=total, desc="codes", unit=" words", delay=BAR_DELAY, disable=hidden)
+        bar = progress_bar(int(is_encoded.sum()), "codes", " words", disable=not task.progress)
         for rate in made.word_counts:
             words = (rates == rate).nonzero().flatten()
             for places in is_encoded[words].nonzero().flatten().split(BLOCK):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from argparse import Namespace
@@ -29,6 +30,7 @@ from shared_embeddings.compress.measure import (
     USABLE_SHARE,
     Batch,
     Comparison,
+    Perplexity,
     Quality,
     QualityReport,
     Retention,
@@ -36,6 +38,7 @@ from shared_embeddings.compress.measure import (
     ScoredWords,
     Validation,
     compare,
+    margin,
     sampled_lines,
 )
 from shared_embeddings.compress.sizing import Target, options_within, stored_bytes
@@ -120,7 +123,7 @@ def test_bands_follow_the_counts() -> None:
     with torch.no_grad():
         embedding.weight.copy_(teacher)
         embedding.weight[200:] *= 1.5  # of the 100 most frequent words, 150 to 249, the upper half
-    top, rest = Errors(embedding, teacher.__getitem__).bands(counts)
+    top, rest = Errors(embedding, teacher.__getitem__, counts=counts).bands()
     assert (top.first, top.last, rest.first, rest.last) == (1, 100, 101, 249)
     # Each missed row is off by 0.5 in 4 dimensions, a distance of 1, with rows of length 2.
     assert top.loss == pytest.approx(0.5) and top.relative_error == pytest.approx((50 / 400) ** 0.5)
@@ -215,24 +218,37 @@ def test_divergence_and_perplexities_by_hand() -> None:
     result = compare(before, after)
     # Words without a probability before do not count.
     assert result["kl"] == pytest.approx((0.5 * math.log(2) - 0.25 * math.log(2) + math.log(2)) / 2)
-    assert result["perplexities"] == pytest.approx((2**0.5, (4 * 2) ** 0.5))
+    assert result["perplexity"].before == pytest.approx(2**0.5)
+    assert result["perplexity"].after == pytest.approx((4 * 2) ** 0.5)
     assert compare(before, before)["kl"] == 0
-    assert compare(logs([[1.0]]), logs([[1.0]]))["perplexities"] is None
+    assert compare(logs([[1.0]]), logs([[1.0]]))["perplexity"] is None
     two = [*logs([[0.5, 0.25, 0.25]], [0]), *logs([[0.0, 1.0, 0.0]], [1])]
-    parts = [(rows[None], None) for rows in after[0][0]]
-    assert compare(two, parts) == result
+    parts = compare(two, [(rows[None], None) for rows in after[0][0]])
+    assert math.isinf(result["margin"]) and parts["share"] == result["share"] and parts["kl"] == result["kl"]
+
+
+def test_the_interval_of_a_mean_over_windows() -> None:
+    """Of four equal windows: 3.182 standard errors, the quantile of Student's distribution."""
+    nats, tokens = torch.tensor([1.0, 2.0, 3.0, 6.0]), torch.full((4,), 10.0)
+    assert margin(nats, tokens) == pytest.approx(3.182 * (14 / 3) ** 0.5 / 2 / 10, rel=0.05)
+    many = torch.tensor([0.0, 1.0] * 200)
+    assert margin(many, torch.ones(400)) == pytest.approx(1.966 * 0.5 / 399**0.5, rel=1e-3)
+    # A window with more tokens of the same mean changes nothing.
+    assert margin(torch.tensor([2.0, 4.0]), torch.tensor([1.0, 2.0])) == 0.0
+    text = Perplexity.of(torch.tensor([20.0, 20.0]), torch.tensor([22.0, 20.0]), torch.tensor([10.0, 10.0]))
+    assert text.change == pytest.approx(math.exp(0.1) - 1.0) and text.described().startswith("+10.5 % ± ")
 
 
 def test_predictions_of_some_words_stand_for_those_of_all() -> None:
-    before = logs([[0.5, 0.1, 0.2, 0.2], [0.1, 0.3, 0.3, 0.3]], [0, 3])
-    after = logs([[0.25, 0.25, 0.5], [0.2, 0.4, 0.4]])
-    # The third word stands for itself and the second one.
-    sample = ScoredWords(torch.tensor([0, 2, 3]), torch.tensor([0.0, math.log(2), 0.0]))
-    rows = torch.tensor([[0.5, 0.4, 0.2], [0.1, 0.6, 0.3]])
-    wanted = compare(logs((rows / rows.sum(dim=1, keepdim=True)).tolist(), [0, 2]), after)
-    result = compare(before, after, sample)
-    assert result["kl"] == pytest.approx(wanted["kl"]) and result["share"] == pytest.approx(wanted["share"])
-    assert result["perplexities"] == pytest.approx(wanted["perplexities"])
+    """The third word stands for itself and the second one."""
+    model, words = SavedModel(), ScoredWords(torch.tensor([0, 2]), torch.tensor([0.0, math.log(2)]), 3)
+    compared = Comparison(model, None, [Path("a")], 5, scoring=lambda _: contextlib.nullcontext(words))
+    model.shares = [[0.4, 0.1, 0.5], [0.7, 0.1, 0.2]]
+    some = compared.retention()
+    assert some.how == "2 tokens, by 2 of 3 words that stand for all"
+    assert some.described().endswith("2 tokens are too few to judge; give a text of 10,000 or more")
+    model.shares = [[0.4, 1.0], [0.7, 0.4]]  # as scored by the model
+    assert compared.retention().perplexity == some.perplexity
 
 
 def test_scores_that_are_not_numbers() -> None:
@@ -294,9 +310,8 @@ def test_predictions_are_compared_without_a_usable_quality(validation: Validatio
         and retention.how == "2 tokens"
     )
     assert retention.kl is not None and retention.kl > 0
-    assert retention.perplexities is not None
-    before, after = retention.perplexities
-    assert after / before == pytest.approx((0.05 / 0.04) ** 0.5)
+    assert retention.perplexity is not None
+    assert 1.0 + retention.perplexity.change == pytest.approx((0.05 / 0.04) ** 0.5)
 
 
 def test_models_without_probes_have_no_quality() -> None:

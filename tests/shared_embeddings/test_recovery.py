@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from shared_embeddings.compress.distillation import divergence
+from shared_embeddings.compress.host import scores_rows
 from shared_embeddings.compress.measure import Batch, Samples, in_float32, split_lines
 from shared_embeddings.compress.options import parse_duration
 from shared_embeddings.compress.recovery import (
     SavedRecovery,
     Student,
     TeacherBatches,
-    scores_rows,
     train,
 )
 from shared_embeddings.embedding import score_only

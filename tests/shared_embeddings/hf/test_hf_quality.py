@@ -176,7 +176,7 @@ def test_the_best_candidate_is_tried_without_calibration(
     monkeypatch.setattr(search, "SMALL_KL", 0.0)
     assert main([str(argument) for argument in [*asked, tmp_path / "small"]]) == 0
     trials, _, rest = capsys.readouterr().out.partition("\n\n")
-    first, *others = trials.splitlines()[1:]
+    first, *others = trials.splitlines()[2:]
     assert ", not calibrated" in first and not any("not calibrated" in other for other in others)
     assert "rounded for predictions" not in rest
     assert main([str(argument) for argument in [*asked, tmp_path / "other", "--calibrate", "both"]]) == 0
@@ -205,7 +205,19 @@ def test_candidates_for_a_large_vocabulary_are_compared_on_a_sample_of_words(
     assert printed.count("{method: quantized") >= 3 and "at other sizes" not in printed
     small = hf.load(tmp_path / "small")
     assert scores(small).shape[-1] == WORDS
-    assert json.loads(report.read_text())["kept"]["share"] > 0.5
+    kept = json.loads(report.read_text())["kept"]
+    assert kept["share"] > 0.5 and "words that stand for all" in kept["how"]
+    # The row of the best one and the last lines are of the same measurement.
+    table, last = printed[: printed.index("weights of")], printed[printed.index("kept ") :]
+    best = next(line for line in table.splitlines() if line.startswith("{method"))
+    assert f"  {kept['kl']:.4f}  " in best and "tokens are too few to judge" in last
+    if kind == "gemma3":
+        text = kept["perplexity"]
+        assert f"perplexity {text['after']:.2f}, {text['before']:.2f} before (" in last
+        assert f"  {text['after']:.2f} ({last.split(' before (')[1].split(')')[0]})" in best
+        assert f"the worst of {len(kept['languages'])} languages" in last and kept["languages"]
+    else:
+        assert kept["perplexity"] is None and not kept["languages"]
 
 
 def test_models_compute_in_float32_where_the_cpu_has_no_other_arithmetic(
