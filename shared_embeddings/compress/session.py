@@ -258,7 +258,7 @@ class Session:
         if self.options.text and not self.is_split:
             notes.append("the text has too few lines to hold some out: calibration read what is measured")
         if self.trained.reads_raw_text and not languages():
-            notes.append("other languages are not measured: the package wordfreq is not installed")
+            notes.append("other languages are neither kept nor measured: the package wordfreq is missing")
         return quality, dataclasses.replace(retention, notes=notes)
 
     @functools.cached_property
