@@ -195,12 +195,10 @@ class Retention:
 
     def described(self, calibration: str | None = None) -> str:
         """The last lines of the printed report; with what calibrated the codes, if there are any."""
-        if self.share is None:
-            return (
-                f"warning: could not verify that this model still works ({self.how}); evaluate it on a text"
-            )
         how = self.how if self.kl is None else f"{self.how}, KL {self.kl:.4f}"
         how += "" if calibration is None else f"; codes are {calibration}"
+        if self.share is None:
+            return f"warning: could not verify that this model still works ({how}); evaluate it on a text"
         plus_minus = "" if self.margin is None else _plus_minus(self.margin)
         line = f"kept {math.floor(100 * self.share)}%{plus_minus} of the {self.of} of the original ({how})"
         if (text := self.perplexity) is not None:
