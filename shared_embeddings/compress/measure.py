@@ -206,18 +206,19 @@ class Retention:
         if self.needs_training:
             advice = "use more bits" if self.of == NEIGHBORS else "train this model before using it"
             line = f"warning: {line}: {advice}"
-        lines = [line]
-        if self.tokens is not None and self.tokens < FEW:
-            lines.append(
-                f"warning: {self.tokens:,} tokens are too few to judge; give a text of {5 * FEW:,} or more"
-            )
+        lines = []
         if self.languages:
             text = self.languages[worst := self.worst_language]
             lines.append(
                 f"the worst of {len(self.languages)} languages, by lists of words without sentences: "
                 f"{worst}, perplexity {text.described()} ({text.tokens:,} tokens)"
             )
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        lines += [f"note: {note}" for note in self.notes]
+        if self.tokens is not None and self.tokens < FEW and self.of != NEIGHBORS:
+            lines.append(
+                f"warning: {self.tokens:,} tokens are too few to judge; give a text of {5 * FEW:,} or more"
+            )
+        return "\n".join([*lines, line])
 
 
 # Of a model that was not run.
