@@ -162,7 +162,7 @@ class Perplexity:
 
     def described(self) -> str:
         """The change, such as +0.1 % ± 0.2."""
-        return f"{100 * self.change:+.1f} %{_plus_minus(self.margin)}"
+        return f"{100 * self.change:+,.1f} %{_plus_minus(self.margin)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,12 +195,13 @@ class Retention:
 
     def described(self, calibration: str | None = None) -> str:
         """The last lines of the printed report; with what calibrated the codes, if there are any."""
-        how = self.how if self.kl is None else f"{self.how}, KL {self.kl:.4f}"
+        plus_minus = "" if self.margin is None else _plus_minus(self.margin)
+        how = f"{self.how},{plus_minus} points" if plus_minus else self.how
+        how += "" if self.kl is None else f", KL {self.kl:.4f}"
         how += "" if calibration is None else f"; codes are {calibration}"
         if self.share is None:
             return f"warning: could not verify that this model still works ({how}); evaluate it on a text"
-        plus_minus = "" if self.margin is None else _plus_minus(self.margin)
-        line = f"kept {math.floor(100 * self.share)}%{plus_minus} of the {self.of} of the original ({how})"
+        line = f"kept {math.floor(100 * self.share)}% of the {self.of} of the original ({how})"
         if (text := self.perplexity) is not None:
             line += f", perplexity {text.after:.2f}, {text.before:.2f} before ({text.described()})"
         if self.needs_training:
@@ -446,7 +447,7 @@ def margin(sums: Tensor, sizes: Tensor) -> float:
 
 def _plus_minus(margin: float) -> str:
     """A margin in percent, with a space before it; empty if it is unknown."""
-    return f" ± {100 * margin:.1f}" if math.isfinite(margin) else ""
+    return f" ± {100 * margin:,.1f}" if math.isfinite(margin) else ""
 
 
 def sampled_lines(texts: Sequence[Path], seed: int, number: int = LINES) -> list[str]:
