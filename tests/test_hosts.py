@@ -217,7 +217,7 @@ def test_calibration_of_every_host(
         status, printed, error = run(capsys, *asked, *more, "--output", output, "--report", report, "--force")
         assert status == 0, error
         made.append(read_rows(output))
-        assert f"codes are {calibration}\n" in printed
+        assert f"; codes are {calibration})" in printed
         assert json.loads(report.read_text())["calibration"] == calibration
         if trained.host == "hf":
             assert f"- codes are {calibration}\n" in (output / "README.md").read_text()

@@ -162,7 +162,7 @@ class Perplexity:
 
     def described(self) -> str:
         """The change, such as +0.1 % ± 0.2."""
-        return f"{100 * self.change:+.1f} %{_plus_minus(self.margin)}"
+        return f"{100 * self.change:+,.1f} %{_plus_minus(self.margin)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,31 +195,31 @@ class Retention:
 
     def described(self, calibration: str | None = None) -> str:
         """The last lines of the printed report; with what calibrated the codes, if there are any."""
-        if self.share is None:
-            return (
-                f"warning: could not verify that this model still works ({self.how}); evaluate it on a text"
-            )
-        how = self.how if self.kl is None else f"{self.how}, KL {self.kl:.4f}"
-        how += "" if calibration is None else f"; codes are {calibration}"
         plus_minus = "" if self.margin is None else _plus_minus(self.margin)
-        line = f"kept {math.floor(100 * self.share)}%{plus_minus} of the {self.of} of the original ({how})"
+        how = f"{self.how},{plus_minus} points" if plus_minus else self.how
+        how += "" if self.kl is None else f", KL {self.kl:.4f}"
+        how += "" if calibration is None else f"; codes are {calibration}"
+        if self.share is None:
+            return f"warning: could not verify that this model still works ({how}); evaluate it on a text"
+        line = f"kept {math.floor(100 * self.share)}% of the {self.of} of the original ({how})"
         if (text := self.perplexity) is not None:
             line += f", perplexity {text.after:.2f}, {text.before:.2f} before ({text.described()})"
         if self.needs_training:
             advice = "use more bits" if self.of == NEIGHBORS else "train this model before using it"
             line = f"warning: {line}: {advice}"
-        lines = [line]
-        if self.tokens is not None and self.tokens < FEW:
-            lines.append(
-                f"warning: {self.tokens:,} tokens are too few to judge; give a text of {5 * FEW:,} or more"
-            )
+        lines = []
         if self.languages:
             text = self.languages[worst := self.worst_language]
             lines.append(
                 f"the worst of {len(self.languages)} languages, by lists of words without sentences: "
                 f"{worst}, perplexity {text.described()} ({text.tokens:,} tokens)"
             )
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        lines += [f"note: {note}" for note in self.notes]
+        if self.tokens is not None and self.tokens < FEW and self.of != NEIGHBORS:
+            lines.append(
+                f"warning: {self.tokens:,} tokens are too few to judge; give a text of {5 * FEW:,} or more"
+            )
+        return "\n".join([*lines, line])
 
 
 # Of a model that was not run.
@@ -447,7 +447,7 @@ def margin(sums: Tensor, sizes: Tensor) -> float:
 
 def _plus_minus(margin: float) -> str:
     """A margin in percent, with a space before it; empty if it is unknown."""
-    return f" ± {100 * margin:.1f}" if math.isfinite(margin) else ""
+    return f" ± {100 * margin:,.1f}" if math.isfinite(margin) else ""
 
 
 def sampled_lines(texts: Sequence[Path], seed: int, number: int = LINES) -> list[str]:
