@@ -101,6 +101,7 @@ class TrainedLanguageModel(TrimmableTrainedModel):
                 table=table,
                 padding_idx=embedding.padding_idx,
                 is_scored=True,
+                is_by_frequency=True,
                 has_output_bias=embedding.output_bias() is not None,
                 sentence_marks=(EOS,),
                 parameters=counts["total"],

@@ -92,6 +92,7 @@ class CheckpointModel(host.TrainedModel):
                     table=table,
                     padding_idx=plans.padding_of(self.vocabs, side),
                     is_scored=is_scored,
+                    is_by_frequency=True,
                     has_output_bias=is_scored and self.trained_bias is not None,
                     sentence_marks=SENTENCE_MARKS,
                     parameters=parameters,

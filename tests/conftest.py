@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from shared_embeddings.compress import host as host_module
-from shared_embeddings.compress import recovery
+from shared_embeddings.compress import recovery, session
 from tests.helpers import SEED, hosts_of_this_tree
 
 # These need what `make setup LIGHT=1` leaves out, such as OpenNMT-py.
@@ -54,6 +54,13 @@ def _fresh_torch() -> None:
 def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands find the hosts of this source tree, whatever is installed."""
     monkeypatch.setattr(host_module, "entry_points", hosts_of_this_tree)
+
+
+@pytest.fixture(autouse=True)
+def few_languages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count the words of two languages, not of all, which takes seconds."""
+    monkeypatch.setattr(session, "languages", lambda: ["de", "en"])
+    monkeypatch.setattr(session, "code_lines", lambda: ["import os", "print(os.name)"])
 
 
 @pytest.fixture

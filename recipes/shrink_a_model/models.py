@@ -112,7 +112,7 @@ class ShrinkRow:
     # Method and options; empty where `compress` chooses them, or nothing is compressed.
     embedding: dict[str, Any] = field(default_factory=dict)
     decoder: str = ""  # the name of the decoder that it is of; empty for the encoder
-    calibrate: str | None = None  # the option of `compress`; None: its default
+    calibration: str | None = None  # the option of `compress`; None: its default
     only_text: bool = False  # likewise
     recover: float | None = None  # minutes that `compress` trains the model after rounding
     # ``package`` and ``kind`` of the codes of another package for the table (decoder).
@@ -191,15 +191,12 @@ def shrink_decoder(recipe: Recipe, row: ShrinkRow) -> None:
 
         step(row.name, [source / WEIGHTS], [folder / WEIGHTS], write_peer, **row.peer, requirements=packages)
     elif row.is_compressed:
-        more: list[str | Path] = []
-        runs_model = row.recover is not None or row.calibrate not in (None, "none")
-        if row.calibrate is None:
+        # eval.sh compares more predictions.
+        more: list[str | Path] = [] if row.recover is not None else ["--no-check"]
+        if row.calibration is None:
             # Measured with the first of the rows, and the same for all.
             calibration = recipe.data / f"{row.decoder}{'_only_text' * row.only_text}{CALIBRATED}"
             more += ["--calibration", calibration]
-            runs_model |= not calibration.is_file()
-        if not runs_model:  # eval.sh compares more predictions
-            more.append("--no-check")
         inputs, asked = [source / WEIGHTS, text], [source, text, folder, row, more]
         step(row.name, inputs, [folder / WEIGHTS], _compress, *asked, **vars(row))
     else:
@@ -213,7 +210,7 @@ def _compress(model: Path, text: Path, output: Path, row: ShrinkRow, more: Seque
     arguments += ["--only-text"] * row.only_text
     settings = {
         "size": None if row.ratio is None else f"{row.ratio:g}x",
-        "calibrate": row.calibrate,
+        "calibration": row.calibration,
         "recover": None if row.recover is None else f"{row.recover:g}min",
     }
     for name, value in settings.items():
@@ -346,7 +343,7 @@ def evaluate_decoder(home: Path, row: ShrinkRow) -> None:
     if row.is_compressed:
         report = read_json(folder.with_suffix(".json"))["tables"][0]
         fit, table = report["fit"], report["stored_bytes"]["after"]
-    asked = {"calibrate": row.calibrate, "only_text": row.only_text, "recover": row.recover}
+    asked = {"calibration": row.calibration, "only_text": row.only_text, "recover": row.recover}
     path = write_result(
         home,
         row.name,
@@ -556,7 +553,7 @@ def series(record: Record) -> str:
         return "rounded"
     if config.get("recover"):
         return "recovered"
-    if config["calibrate"] == "none":
+    if config["calibration"] == "none":
         return "not calibrated"
     return "only the text" if config.get("only_text") else "default"
 
@@ -570,7 +567,7 @@ def label(record: Record) -> str:
     if name == "rounded":
         return f"rounded to {bits} bits"
     recover = f" --recover {config.get('recover') or 0:g}min"
-    options = {"only the text": " --only-text", "not calibrated": " --calibrate none", "recovered": recover}
+    options = {"only the text": " --only-text", "not calibrated": " --calibration none", "recovered": recover}
     return f"--bits {bits}{options.get(name, '')}"
 
 

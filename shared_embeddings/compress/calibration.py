@@ -26,14 +26,12 @@ from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.progress import progress_bar
 
-# What of a table is calibrated.
-SIDES = ("both", "output", "none")
 # The suffix of names of shares in files.
 _SHARES = ".shares"
 # Words that are scored at a time.
 _ROWS = 2**14
 # Predictions that are read, and those whose shares of all words are added up if others score some words only.
-TOKENS, _SHARED = 12_000, 4_000
+TOKENS, _SHARED = 12_000, 2_048
 
 
 class Calibration(NamedTuple):
@@ -50,7 +48,7 @@ def calibrate(
     tables: Sequence[EmbeddingTable],
     texts: Sequence[Path] | None,
     seed: int,
-    sides: str = "both",
+    tokens: int = TOKENS,
     progress: bool = True,
 ) -> dict[str, Calibration]:
     """Return what errors of a model's own tables count, by name, from one pass over texts.
@@ -58,7 +56,7 @@ def calibrate(
     Args:
         texts: what the model reads; None for what it generates.
         seed: of the sample of lines, and of the words that are drawn.
-        sides: "both", or "output" for H alone, which needs no gradients.
+        tokens: about how many predictions.
     """
     sums = {table.name: torch.zeros(2, *[table.table.size(1)] * 2) for table in tables}
     of_words = {table.name: torch.zeros(len(table.table)) for table in tables}
@@ -73,13 +71,13 @@ def calibrate(
 
         return keep
 
-    samples = model.samples(texts, seed, TOKENS)
+    samples = model.samples(texts, seed, tokens)
     lookups = [
         (module, watch(name, scale))
         for name in sums
         for module, scale in samples.lookups.get(name, {}).items()
     ]
-    hooks = [module.register_forward_hook(hook) for module, hook in lookups if sides == "both"]
+    hooks = [module.register_forward_hook(hook) for module, hook in lookups]
     bar = progress_bar(len(samples.parts), "calibration", " batches", disable=not progress)
     try:
         with torch.set_grad_enabled(bool(hooks)):
@@ -117,6 +115,26 @@ def calibrate(
     return {name: calibration for name, calibration in measured.items() if bool(calibration.metric.any())}
 
 
+def normalized(shares: Tensor) -> Tensor:
+    """Return shares ``(V,)`` as parts of their sum, in double precision; zeros if all are."""
+    return shares.double() / shares.double().sum().clamp(min=torch.finfo(torch.float64).tiny)
+
+
+def merged(measured: Sequence[Mapping[str, Calibration]]) -> dict[str, Calibration]:
+    """Return one calibration for each table from those on several kinds of texts, which count alike.
+
+    Gradients on unusual texts are several times as large as on others, so that metrics are scaled first.
+    """
+    tables: dict[str, Calibration] = {}
+    for name in measured[0]:
+        several = [of_tables[name] for of_tables in measured if name in of_tables]
+        size = several[0].metric.trace()
+        metric = torch.stack([part.metric * (size / part.metric.trace()) for part in several]).mean(dim=0)
+        shares = torch.stack([normalized(part.shares) for part in several]).mean(dim=0)
+        tables[name] = Calibration(metric, shares.float())
+    return tables
+
+
 def _doubts(states: Tensor, table: Tensor) -> Tensor:
     """The sums ``(V,)`` of p (1 - p) over predictions ``(n, D)``, with little memory besides ``(n, V)``."""
     shares = states.new_empty(len(states), len(table))
@@ -134,16 +152,11 @@ def _add(total: Tensor, vectors: Tensor) -> None:
         total.addmm_(flat.t(), flat)
 
 
-def read_calibration(
-    path: Path, tables: Sequence[EmbeddingTable], sides: str | None = None
-) -> dict[str, Calibration]:
-    """What `write_calibration` wrote for the same tables and, if given, the same `sides`; else UserError."""
+def read_calibration(path: Path, tables: Sequence[EmbeddingTable]) -> dict[str, Calibration]:
+    """Return what `write_calibration` wrote for the same tables; UserError for others."""
     tensors = load_tensors(path, f"calibration {path}")
-    mark, measured = (tensors.pop(name, torch.empty(0)).tolist() for name in ("model", "sides"))
-    if mark != list(_digest_of(tables)):
+    if tensors.pop("model", torch.empty(0)).tolist() != list(_digest_of(tables)):
         raise UserError(f"calibration {path}: is of another model; remove it or name another file")
-    if sides is not None and measured != SIDES.index(sides):
-        raise UserError(f"calibration {path}: was not measured with calibrate '{sides}'; name another file")
     sizes = {table.name: table.table.shape for table in tables if table.name in tensors}
     names, expected = list(sizes), {name + _SHARES: [size[0]] for name, size in sizes.items()}
     expected |= {name: [size[1], size[1]] for name, size in sizes.items()}
@@ -161,15 +174,14 @@ def read_calibration(
 
 
 def write_calibration(
-    path: Path, tables: Sequence[EmbeddingTable], sides: str, calibrations: Mapping[str, Calibration]
+    path: Path, tables: Sequence[EmbeddingTable], calibrations: Mapping[str, Calibration]
 ) -> None:
-    """Write calibrations to a safetensors file, with their sides and a checksum of the tables."""
+    """Write calibrations to a safetensors file, with a checksum of the tables."""
     metrics = {name: calibration.metric for name, calibration in calibrations.items()}
     shares = {name + _SHARES: calibration.shares for name, calibration in calibrations.items()}
     with replacing(path) as temporary:
         mark = torch.frombuffer(_digest_of(tables), dtype=torch.uint8)
-        about = {"model": mark, "sides": torch.tensor(SIDES.index(sides))}
-        save_safetensors({**metrics, **shares, **about}, temporary)
+        save_safetensors({**metrics, **shares, "model": mark}, temporary)
 
 
 def _digest_of(tables: Sequence[EmbeddingTable]) -> bytearray:

@@ -13,7 +13,12 @@ from typing import NamedTuple
 
 from shared_embeddings.compress.fit_tables import Fitted, fit_tables
 from shared_embeddings.compress.measure import QualityReport, Retention
-from shared_embeddings.compress.options import CompressOptions, TrimOptions, parse_max_loss
+from shared_embeddings.compress.options import (
+    NO_CALIBRATION,
+    CompressOptions,
+    TrimOptions,
+    parse_max_loss,
+)
 from shared_embeddings.compress.recovery import SavedRecovery, recover
 from shared_embeddings.compress.report import CompressionReport, Sizes, TrimReport
 from shared_embeddings.compress.search import SearchReport, Trial, curve, search, smallest_within
@@ -77,9 +82,10 @@ def compress(options: CompressOptions, **method_options: object) -> Compressed:
         saved = None
         if options.recover is not None:
             _ = session.held_out
-            counts = {name: tensor.tolist() for name, tensor in session.counts.items()}
+            counted = [session.counts_of(table) for table in session.tables]
+            counts = [None if counts is None else counts.tolist() for counts in counted]
             texts = [(text.name, text.stat().st_size) for text in options.text]
-            names = ("method", "store", "fit_steps", "recover", "seed", "calibrate")
+            names = ("method", "store", "fit_steps", "recover", "seed", "calibration")
             asked = [repr((method_options, target)), repr([getattr(options, name) for name in names])]
             saved = SavedRecovery(output, [*asked, texts, counts, session.trained.tensors()])
         trials: list[Trial] | None = None
@@ -124,10 +130,8 @@ def _method_options(options: CompressOptions, method_options: Options) -> tuple[
     for name in _SET_BY_MODEL:
         if name in method_options:
             raise OptionError(f"option '{name}' is set by the model or the fit; remove it")
-    for name in ("calibrate", "calibration"):
-        value = getattr(options, name)
-        if value not in (None, "none") and not spec.takes_metric:
-            raise UserError(f"{name} has no effect with method {options.method}; remove it")
+    if options.calibration not in (None, NO_CALIBRATION) and not spec.takes_metric:
+        raise UserError(f"calibration has no effect with method {options.method}; remove it")
     if options.bits is not None and "bits" in spec.__dataclass_fields__:
         return None, {**method_options, "bits": options.bits}
     return target, method_options

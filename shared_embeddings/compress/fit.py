@@ -67,7 +67,6 @@ def fit(
     *,
     token_counts: Tensor | None = None,
     metric: Tensor | None = None,
-    importance: Tensor | None = None,
     only: Tensor | None = None,
     padding_idx: int | None = None,
     words: Sequence[str] | None = None,
@@ -82,10 +81,9 @@ def fit(
     Args:
         method: one of `methods()`, or the options of a method.
         teacher: the table ``(V, D)`` to reconstruct.
-        token_counts: ``(V,)`` how often each word occurs, for methods that weight words.
+        token_counts: ``(V,)`` how often each word occurs or is expected, for methods that weight words.
         metric: ``(D, D)`` what errors of rows count, as `shared_embeddings.compress.calibration` measures it,
             for methods that round with feedback.
-        importance: ``(V,)`` the weights of the squared errors of words, likewise; None for those by counts.
         only: the ids ``(n,)`` of the words that matter in a trial. Methods that encode words one by one leave
             out the others, whose vectors are then arbitrary. The report is about these words.
         padding_idx: the word without a vector; its row of the teacher is ignored.
@@ -101,8 +99,7 @@ def fit(
 
     Raises:
         OptionError: as in `build`.
-        UserError: the teacher is not a finite table; or counts, importance, metric, steps or seed are
-            invalid.
+        UserError: the teacher is not a finite table; or counts, metric, steps or seed are invalid.
     """
     spec, resolved = spec_of(method, options, teacher.size(0) if teacher.dim() else 0, words)
     if steps is not None and steps < 1:
@@ -110,7 +107,7 @@ def fit(
     if not isinstance(seed, int):
         raise UserError(f"seed is {seed!r}; give a whole number")
     table = _check_teacher(teacher, padding_idx, spec.largest)
-    counts = None if token_counts is None else _check_counts("token_counts", token_counts, table)
+    counts = None if token_counts is None else _check_counts(token_counts, table)
     sizes = {"num_embeddings": table.size(0), "embedding_dim": table.size(1), "padding_idx": padding_idx}
     task = FitTask(
         make=lambda options: build(spec.method, **sizes, **options),  # type: ignore[arg-type]
@@ -118,7 +115,6 @@ def fit(
         teacher=table,
         token_counts=counts,
         metric=None if metric is None else _check_metric(metric, table),
-        importance=None if importance is None else _check_counts("importance", importance, table),
         only=only,
         padding_idx=padding_idx,
         seed=seed,
@@ -199,17 +195,17 @@ def _check_teacher(teacher: Tensor, padding_idx: int | None, largest: float) -> 
     return table
 
 
-def _check_counts(name: str, values: Tensor, table: Tensor) -> Tensor:
+def _check_counts(values: Tensor, table: Tensor) -> Tensor:
     """Return counts as a double tensor ``(V,)`` on the device of the table ``(V, D)``, or UserError."""
     counts = torch.as_tensor(values).to(table.device, torch.float64)
     if counts.shape != (len(table),):
         raise UserError(
-            f"{name} has the shape {tuple(counts.shape)}, but the table has {len(table)} words; "
+            f"token_counts has the shape {tuple(counts.shape)}, but the table has {len(table)} words; "
             "give one number per word"
         )
     if not bool(counts.isfinite().all()) or bool((counts < 0).any()) or not bool((counts > 0).any()):
         raise UserError(
-            f"{name} has negative or infinite values, or is zero throughout; give those of a text"
+            "token_counts has negative or infinite values, or is zero throughout; give those of a text"
         )
     return counts
 

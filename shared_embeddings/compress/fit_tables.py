@@ -72,15 +72,7 @@ def fit_tables(
         if known["metric"] is not None:
             fitted.notes.append(
                 f"table {table.name} is rounded for predictions: its relative error is larger than with "
-                "calibrate none"
-            )
-        # Tokens that the text does not have count once.
-        counts, size = known["token_counts"], len(table.table)
-        read = size if counts is None else int((counts > 1).sum())
-        if 2 * read < size and getattr(embedding.options, "count_exponent", 0.0) > 0.0:
-            fitted.notes.append(
-                f"the texts have {read:,} of the {size:,} words of table {table.name} more than once; others "
-                "get fewer bits, so give texts of all languages and domains that the model is for"
+                "calibration none"
             )
         stored, error = report.storage, report.fit.relative_error
         if target is not None and report.stored_bytes.after > target.limit(table.table, every_table):

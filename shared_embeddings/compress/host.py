@@ -54,6 +54,7 @@ class EmbeddingTable:
     sentence_marks: tuple[str, ...]  # words that every sentence gets, but no text contains
     parameters: int  # of the current embedding
     stored_bits: int  # of the current embedding
+    is_by_frequency: bool = False  # whether frequent words come first
     has_output_bias: bool = False  # whether the output has a bias that the new embedding inherits
     # The part of the embedding that the table is, such as "map of define"; None for all of it.
     part: str | None = None

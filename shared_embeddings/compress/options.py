@@ -23,7 +23,8 @@ SKIP_UNDECODABLE = "leave out word vectors whose words are not UTF-8 text, inste
 MODEL = "a trained model of any host, file or folder, or its id on the Hugging Face Hub"
 # How the numbers of embeddings may be stored by `compress`; None is the default of a method.
 Store = Literal["fp32", "fp16", "int8"]
-Sides = Literal["both", "output", "none"]
+# In place of a file with a calibration.
+NO_CALIBRATION = Path("none")
 
 
 class MaxLoss(NamedTuple):
@@ -98,21 +99,22 @@ class CompressOptions:
     seed: int = option("seed of all random numbers", 0)
 
     text: tuple[Path, ...] = option(
-        "text in all languages of the vocabulary, raw for Hugging Face models, otherwise tokenized as in "
-        "training: to count tokens, to calibrate and to compare predictions",
+        "text like that of your application, raw for Hugging Face models, otherwise tokenized as in "
+        "training: what matters most, to count tokens, to calibrate and to compare predictions",
         (),
         parse=existing_file,
+    )
+    only_text: bool = option(
+        "keep what the text needs alone, not what the model knows of other languages and code", False
     )
     token_counts: Path | None = option(
         "file with a token, a tab and its count per line", None, parse=existing_file
     )
-    calibrate: Sides | None = option(
-        "measure what errors count for input and output, or for the output alone, which needs no gradients, "
-        "on the text or else on what the model generates (default: both with a text, else none)",
-        None,
-    )
     calibration: Path | None = option(
-        "read what was measured from this file instead, or write it if there is none", None, parse=output_path
+        "read what errors count for predictions from this file, or write it if there is none; 'none' rounds "
+        "to the nearest codes",
+        None,
+        parse=output_path,
     )
     trim_to: tuple[Path, ...] = option(
         "first trim the vocabulary to these texts, like trim; sizes are relative to the result",
@@ -144,6 +146,8 @@ class CompressOptions:
         require_at_least("fit_steps", self.fit_steps, 1)
         if self.token_counts is not None and self.text:
             raise UserError("token_counts and text both provide counts; remove one of them")
+        if self.only_text and not (self.text or self.token_counts):
+            raise UserError("only_text needs a text; give text, or remove it")
         if self.compare == (self.output is not None):
             raise UserError("give either output or compare")
         self._reject_with(

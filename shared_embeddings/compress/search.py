@@ -138,11 +138,11 @@ def search(session: Session, target: Target) -> list[Trial]:
     """Return the trials of the candidates at a size, best first; UserError if all are impossible or fail.
 
     Calibration weighs small errors. With few bits for a translation model, it can lose more, so that the best
-    one is also tried without, unless the options ask for it.
+    one is also tried without.
     """
     trials = try_candidates(session, list(candidates()), target, is_last=True)
     best = min(trials, key=lambda trial: trial.rank)
-    is_calibrated = get_method_config(best.method).takes_metric and session.options.calibrate is None
+    is_calibrated = get_method_config(best.method).takes_metric
     kl = None if best.retention is None else best.retention.kl
     if (
         best.retention is not None
@@ -289,16 +289,12 @@ def _sampled_error(
     ids = torch.arange(0, len(table.table), max(1, len(table.table) // SAMPLED_ROWS))
     ids = ids[ids != (-1 if table.padding_idx is None else table.padding_idx)]
     known, rows = session.fit_arguments(table, takes_metric=True), table.table[ids].float()
-    counts, weights = (
-        None if of_words is None else of_words[ids]
-        for of_words in (known["token_counts"], known["importance"])
-    )
-    sampled = {"token_counts": counts, "importance": weights, "metric": known["metric"]}
+    counts = None if known["token_counts"] is None else known["token_counts"][ids]
+    sampled = {"token_counts": counts, "metric": known["metric"]}
     embedding, _ = fit(method, rows, seed=session.options.seed, progress=False, **sampled, **options)
-    if weights is None:
-        # Tokens weigh as much as in `quantized` by default.
-        exponent = vars(get_method_config("quantized"))["count_exponent"]
-        weights = torch.ones(len(ids)) if counts is None else counts**exponent
+    # Tokens weigh as much as in `quantized` by default.
+    exponent = vars(get_method_config("quantized"))["count_exponent"]
+    weights = torch.ones(len(ids)) if counts is None else counts**exponent
     return Errors(embedding.eval(), rows.__getitem__, known["metric"]).weighted(weights)
 
 

@@ -22,9 +22,10 @@ from torch import Tensor
 
 from shared_embeddings.accounting import count_parameters
 from shared_embeddings.compress.calibration import (
-    TOKENS,
     Calibration,
     calibrate,
+    merged,
+    normalized,
     read_calibration,
     write_calibration,
 )
@@ -49,15 +50,16 @@ from shared_embeddings.compress.measure import (
     names_of,
     split_lines,
 )
-from shared_embeddings.compress.options import CompressOptions
+from shared_embeddings.compress.options import NO_CALIBRATION, CompressOptions
 from shared_embeddings.compress.sizing import Target, options_within
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.quant.packed_tensor import inner_tensors
 from shared_embeddings.registry import get_method_config
 from shared_embeddings.spec import Options
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.files import write_lines
 from shared_embeddings.utils.progress import begin_phase, plan_phases
-from shared_embeddings.words.general import languages, write_words
+from shared_embeddings.words.general import code_lines, languages, write_words
 from shared_embeddings.words.token_counts import counts_of, read_counts
 
 # Of codes that are the nearest ones to a table.
@@ -67,8 +69,14 @@ NOT_CALIBRATED = "not calibrated"
 SAMPLED_WORDS, _FREQUENT = 2**13, 2**12
 # Scores of predictions that are kept in memory, in 16 bits, where they are of all tokens.
 _MOST_SCORES = 2**28
-# The power of token counts that weighs tokens: lower than 1, since other texts have other tokens.
-_POWER = 0.6
+# How much each use of a token counts towards its importance: in the user's text, in the predictions after
+# what calibration reads, in many languages, and in code.
+USES = {"text": 0.1, "predictions": 0.4, "languages": 0.35, "code": 0.15}
+# Words of each language that are counted, and about how many predictions calibrate: after the user's text,
+# and after other languages and code.
+_WORDS, _OF_TEXT, _OF_OTHERS = 10_000, 5_120, 2_560
+# Expected counts of tokens add up to this.
+_COUNTED = 1e7
 
 
 class Session:
@@ -87,15 +95,16 @@ class Session:
         self.calibration_texts, self.measured_texts = map(tuple, split or (options.text, options.text))
         self.host, adapter = find_host(options.model, options.skip_undecodable)
         is_rounded = options.method is None or get_method_config(options.method).takes_metric
-        self.sides = options.calibrate or ("both" if options.text and is_rounded else "none")
+        self.is_calibrated = is_rounded and options.calibration != NO_CALIBRATION
         is_measured = options.calibration is not None and options.calibration.exists()
-        runs = options.check or (self.sides != "none" and not is_measured)
+        runs = options.check or (self.is_calibrated and bool(options.text) and not is_measured)
         self.trained: TrainedModel = adapter.read(options.model, runs=runs)
+        self.languages = languages() if self.trained.reads_raw_text and not options.only_text else []
         self.tables = self.trained.tables()
         self.table_bytes = sum(-(-table.stored_bits // 8) for table in self.tables)
         plan_phases(self._seconds())
         self.footprint = footprint(self.trained, self.trained.tensors())
-        self.is_calibrated, self._calibrated_on = True, ""
+        self._calibrated_on = ""
 
     def _seconds(self) -> dict[str, float]:
         """Return about how long each phase takes, with 50 billion products a second."""
@@ -104,7 +113,7 @@ class Session:
         measuring, coding = 2 * PREDICTIONS * products, numbers / 1e6
         return {
             "measuring the original": measuring,
-            "calibrating": 3 * TOKENS * products if self.sides != "none" else 0.0,
+            "calibrating": 3 * (_OF_TEXT + _OF_OTHERS) * products * self.is_calibrated,
             "comparing": 0.0 if self.options.method is not None else measuring + coding / 8,
             "coding": coding,
             "training": measuring * (0 if self.options.recover is None else 100),
@@ -112,47 +121,95 @@ class Session:
         }
 
     @functools.cached_property
-    def counts(self) -> dict[str, Tensor]:
-        """The counts ``(V,)`` of the tokens of each table, by name; empty without counts or texts."""
-        if self.options.token_counts is not None:
-            counts: Mapping[str, int] = read_counts(self.options.token_counts)
+    def general_texts(self) -> dict[str, Path]:
+        """Texts of what models know beyond that of the user, by language and "code"; empty without lists."""
+        texts = {name: Path(self._folder.name, name) for name in self.languages}
+        for language, path in texts.items():
+            write_words(path, language, _WORDS, self.options.seed)
+        if texts:
+            texts["code"] = Path(self._folder.name, "code")
+            write_lines(texts["code"], code_lines())
+        return texts
+
+    @functools.cached_property
+    def usage(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """The shares ``(V,)`` of tokens in each of `USES` that is known without the model, by table."""
+        options, trained = self.options, self.trained
+        counted: dict[str, Mapping[str, int]] = {}
+        if options.token_counts is not None:
+            counted["text"] = read_counts(options.token_counts)
         elif self.calibration_texts:
-            counts = self.trained.count_text(self.calibration_texts)
-        else:
-            return {}
-        return {table.name: counts_of(table.words, counts, table.sentence_marks) for table in self.tables}
+            counted["text"] = trained.count_text(self.calibration_texts)
+        counted |= {name: trained.count_text([path]) for name, path in self.general_texts.items()}
+        usage: dict[str, dict[str, Tensor]] = {}
+        for table in self.tables:
+            shares = {
+                name: normalized(counts_of(table.words, counts, table.sentence_marks) - 1)
+                for name, counts in counted.items()
+            }
+            parts = {name: part for name, part in shares.items() if name in USES}
+            if self.languages:
+                parts["languages"] = torch.stack([shares[name] for name in self.languages]).mean(dim=0)
+            elif table.is_by_frequency and not options.only_text:
+                parts["languages"] = normalized(1 / torch.arange(1.0, len(table.words) + 1))  # Zipf's law
+            usage[table.name] = parts
+        return usage
+
+    def counts_of(self, table: EmbeddingTable, shares: Tensor | None = None) -> Tensor | None:
+        """Return how often tokens are expected ``(V,)``; None if nothing is known about them.
+
+        Args:
+            shares: ``(V,)`` of predictions, from a calibration.
+        """
+        parts = dict(self.usage[table.name])
+        if shares is not None and bool(shares.any()):
+            parts["predictions"] = normalized(shares)
+        if not parts:
+            return None
+        weighted = [USES[name] * part for name, part in parts.items()]
+        return _COUNTED * normalized(torch.stack(weighted).sum(dim=0))
 
     @functools.cached_property
     def calibrations(self) -> Mapping[str, Calibration]:
         """What errors of each table count, by name; empty without a calibration."""
         options, file = self.options, self.options.calibration
-        if file is not None and options.calibrate == "none":
-            raise UserError(f"calibration {file} has no effect with calibrate 'none'; remove one of them")
+        if not self.is_calibrated:
+            return {}
         if file is not None and file.exists():
             self._calibrated_on = f"what {file.name} was measured on"
-            return read_calibration(file, self.tables, options.calibrate)
-        if self.sides == "none":
+            return read_calibration(file, self.tables)
+        general = list(self.general_texts.values()) if self.trained.module is not None else []
+        texts = [
+            (paths, tokens)
+            for paths, tokens in ((self.calibration_texts, _OF_TEXT), (general, _OF_OTHERS))
+            if paths
+        ]
+        if not texts:
             if file is not None:
                 raise UserError(f"calibration {file}: no such file; measure it with text")
             return {}
-        self._calibrated_on = (
-            names_of(self.calibration_texts) if self.calibration_texts else "what the model generates"
-        )
         # Scores of all tokens of a large vocabulary would take most of the time.
         plain = [] if self.scored_words is None else place_plain(self.trained, self.tables)
         begin_phase("calibrating")
         with scoring_only(plain, self.scored_words):
             try:
-                # By the seed, the model generates another text than the one that is measured.
-                texts = self.calibration_texts or None
-                measured = calibrate(self.trained, self.tables, texts, options.seed + 1, self.sides)
+                measured = merged(
+                    [
+                        calibrate(self.trained, self.tables, paths, options.seed, tokens)
+                        for paths, tokens in texts
+                    ]
+                )
             except UserError as error:
-                raise UserError(f"cannot calibrate ({error}); give calibrate 'none'") from error
-        if not measured and (options.calibrate or file):
-            name = "calibrate" if options.calibrate else "calibration"
-            raise UserError(f"{name}: this {self.host} predicts nothing with its tables; remove it")
+                if not options.text and file is None:
+                    return {}
+                raise UserError(f"cannot calibrate ({error}); give calibration 'none'") from error
+        if not measured and file is not None:
+            raise UserError(f"calibration: this {self.host} predicts nothing with its tables; remove it")
+        names = [names_of(self.calibration_texts)] if self.calibration_texts else []
+        names += [f"words of {len(self.languages)} languages and code"] if self.languages else []
+        self._calibrated_on = " and ".join(names)
         if file is not None:
-            write_calibration(file, self.tables, self.sides, measured)
+            write_calibration(file, self.tables, measured)
         return measured
 
     def calibration_of(self, method: str) -> str | None:
@@ -265,7 +322,7 @@ class Session:
         """
         if not self._has_scored_words or read is None:
             return None
-        count, counts = len(self.tables[0].table), self.counts.get(self.tables[0].name)
+        count, counts = len(self.tables[0].table), self.counts_of(self.tables[0])
         order = torch.arange(count) if counts is None else counts.argsort(descending=True)
         # All that are certain to be there stand for themselves, and each of the others for several.
         certain = torch.cat([read, order[:_FREQUENT]]).unique()
@@ -290,24 +347,14 @@ class Session:
         return self.trained.options_for(table.name, method, options)
 
     def fit_arguments(self, table: EmbeddingTable, takes_metric: bool) -> dict[str, Any]:
-        """Return what is known about the tokens of a table, as arguments of `fit`.
-
-        The importance of a token grows with its part of the predictions plus its part of the text.
-        """
-        counts, importance = self.counts.get(table.name), None
+        """Return what is known about the tokens of a table, as arguments of `fit`."""
         is_calibrated = takes_metric and self.is_calibrated
         calibration = self.calibrations.get(table.name) if is_calibrated else None
-        if calibration is not None and bool(calibration.shares.any()):
-            importance = calibration.shares / calibration.shares.sum()
-            if counts is not None:  # tokens that the text does not have count once
-                importance += (counts - 1) / (counts - 1).sum().clamp(min=1)
-            importance **= _POWER
         return {
             "padding_idx": table.padding_idx,
             "words": table.words,
-            "token_counts": counts,
+            "token_counts": self.counts_of(table, None if calibration is None else calibration.shares),
             "metric": None if calibration is None else calibration.metric,
-            "importance": importance,
         }
 
 

@@ -46,7 +46,6 @@ class FitTask:
     teacher: Tensor  # in float32, with a padding row of zeros
     token_counts: Tensor | None
     metric: Tensor | None
-    importance: Tensor | None
     only: Tensor | None
     padding_idx: int | None
     seed: int

@@ -104,6 +104,7 @@ class FolderModel(host.TrainedModel):
         self._tables: dict[str, WordTable] = {}
         self._read(config)
         self.vocabulary = TokenVocabulary(path)
+        self.reads_raw_text = self.vocabulary.tokenizer is not None
 
     def _read(self, config: dict[str, Any]) -> None:
         if self.is_compressed:

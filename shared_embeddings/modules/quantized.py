@@ -68,9 +68,8 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
         "The numbers that share a scale, for codecs with groups.", DEFAULT_GROUP, minimum=1
     )
     count_exponent: float = option(
-        "Words get bits by their count to this power when token counts are known; 0 ignores the counts. A "
-        "calibration measures what words count instead, which only 0 ignores.",
-        0.5,
+        "Words get bits by their count to this power when token counts are known; 0 ignores the counts.",
+        0.6,
         minimum=0,
     )
     seed: int = option("The seed of the rotation, and of codes that are not fitted to a table.", 0, minimum=0)
@@ -369,9 +368,7 @@ class QuantizedEmbedding(SharedEmbedding):
         if unit != 1.0:
             table = table / unit
         limit = _code_bytes(draft.codec, draft.word_counts)
-        if options.count_exponent > 0 and task.importance is not None:
-            weights = task.importance
-        elif options.count_exponent > 0 and task.token_counts is not None:
+        if options.count_exponent > 0 and task.token_counts is not None:
             weights = (task.token_counts + 1) ** options.count_exponent
         codec, rates = draft.codec.fit(
             table,

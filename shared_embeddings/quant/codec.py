@@ -269,9 +269,13 @@ def check_decoder(method: str, options: Mapping[str, Any]) -> None:
 # Parts of several codecs.
 
 
-def squared_norms(rows: Tensor) -> Tensor:
-    """The squared norms ``(n,)`` of rows ``(n, D)``, in float64."""
-    return torch.cat([part.double().square().sum(dim=1) for part in rows.split(BLOCK)])
+def squared_norms(rows: Tensor, metric: Tensor | None = None) -> Tensor:
+    """The squared norms ``(n,)`` of rows ``(n, D)`` in a metric ``(D, D)``, in float64."""
+    norms = []
+    for part in rows.split(BLOCK):
+        weighted = part if metric is None else part @ metric.to(part)
+        norms.append((part.double() * weighted.double()).sum(dim=1))
+    return torch.cat(norms)
 
 
 def fitted_scales(rows: Tensor, values: Tensor, metric: Metric | None = None) -> Tensor:

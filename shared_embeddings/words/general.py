@@ -16,6 +16,8 @@ from pathlib import Path
 
 # Modules of the standard library whose names begin with these letters; others are left to measure with.
 _MODULES = "[n-z]*.py"
+# The first lines of each.
+_LINES = 300
 # Words of a line, and the share of them that are capitalized.
 _LINE, _CAPITALIZED = 20, 0.15
 _WITHOUT_SPACES = ("ja", "zh")
@@ -60,4 +62,4 @@ def write_words(path: Path, language: str, number: int, seed: int) -> None:
 def code_lines() -> Iterator[str]:
     """Yield the lines of Python's standard library, of the second half of the alphabet."""
     for file in sorted(Path(sysconfig.get_paths()["stdlib"]).glob(_MODULES)):
-        yield from file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        yield from file.read_text(encoding="utf-8", errors="replace").splitlines()[:_LINES]

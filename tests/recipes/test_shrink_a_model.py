@@ -244,19 +244,18 @@ def test_calibrated_rows_share_a_calibration(tmp_path: Path, monkeypatch: pytest
     for name in ("gemma_spectral_3", "gemma_spectral_2_recovered"):
         models.shrink_decoder(RECIPE, rows[name])
     plain, first, only_text, second, recovered = map(" ".join, asked)
-    assert "--calibrate none" in plain and "--no-check" in plain
+    assert "--calibration none" in plain and "--no-check" in plain
     assert all(f"--calibration {measured}" in command for command in (first, second, recovered))
-    assert "--no-check" in second and "--no-check" not in first
-    assert "--only-text" in only_text and "--only-text" not in first
+    assert "--no-check" in first and "--only-text" in only_text and "--only-text" not in first
     assert f"--calibration {data / 'gemma_only_text_calibration.safetensors'}" in only_text
     assert "--recover 20" in recovered and "--no-check" not in recovered
 
 
-COMPRESSED: dict[str, Any] = {"embedding": {"method": "quantized"}, "calibrate": None}
+COMPRESSED: dict[str, Any] = {"embedding": {"method": "quantized"}, "calibration": None}
 CONFIGS: dict[str, dict[str, Any]] = {
     "gemma_original": {**COMPRESSED, "embedding": {"method": "standard"}},
     "gemma_gguf_q4_0": {**COMPRESSED, "peer": {"package": "gguf", "kind": "Q4_0"}},
-    "gemma_int4": {**COMPRESSED, "given": {"codec": "uniform", "bits": 4}, "calibrate": "none"},
+    "gemma_int4": {**COMPRESSED, "given": {"codec": "uniform", "bits": 4}, "calibration": "none"},
     "smollm_a": {**COMPRESSED, "given": {"codec": "spectral", "bits": 2}},
     "smollm_b": {**COMPRESSED, "given": {"codec": "spectral", "bits": 2}, "only_text": True},
     "smollm_c": {**COMPRESSED, "given": {"codec": "spectral", "bits": 2}, "recover": 20},

@@ -198,7 +198,6 @@ def test_report_by_hand() -> None:
         ({"teacher": torch.zeros(3)}, ["(3,)", "words by dimensions"]),
         ({"teacher": torch.ones(4, 2), "token_counts": torch.ones(5)}, ["(5,)", "4 words"]),
         ({"teacher": torch.ones(4, 2), "token_counts": -torch.ones(4)}, ["negative"]),
-        ({"teacher": torch.ones(4, 2), "importance": torch.ones(5)}, ["importance", "(5,)", "4 words"]),
         ({"teacher": torch.ones(4, 2), "metric": torch.eye(3)}, ["metric", "(3, 3)"]),
         ({"teacher": torch.ones(4, 2), "metric": -torch.eye(2)}, ["metric", "semidefinite"]),
         ({"teacher": torch.ones(4, 2), "steps": 0}, ["steps", "0"]),

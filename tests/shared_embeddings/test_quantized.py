@@ -535,7 +535,7 @@ def test_more_bits_are_better_and_rounding_is_not(
     if is_weighted:
         states = normal(2 * rows.size(1), rows.size(1))
         costs, weights = states.t() @ states, normal(len(rows), 1)[:, 0].abs()
-        known = {"metric": costs, "importance": weights}
+        known = {"metric": costs, "token_counts": 1e6 * weights.square()}
 
     def size(values: Tensor) -> float:
         return float((values.double() * weights.double().sqrt()[:, None]).norm())
@@ -576,4 +576,4 @@ def test_metrics_of_few_directions(codec: str, metric: str) -> None:
             missed = (embedding.eval().table().detach() - rows).double()
             plain.append(float(missed.norm()))
             cost.append(float((missed @ matrix.double() * missed).sum().sqrt()))
-        assert cost[1] <= 1.01 * cost[0] and plain[1] <= 1.2 * plain[0], (bits, plain, cost)
+        assert cost[1] <= 1.01 * cost[0] and plain[1] <= 1.25 * plain[0], (bits, plain, cost)

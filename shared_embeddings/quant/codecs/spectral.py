@@ -57,6 +57,8 @@ _GROWTH = 2
 _ENOUGH = 1.005
 # Words that choose between bits by what errors cost and by energy.
 _TRIED = 1024
+# Of these, about so many are rounded with each rate.
+_MEASURED = 256
 # The former are taken if the error is less than this part: they need more reflections, which are slow.
 _CLEARLY = 0.9
 # About as many rows have their numbers along directions computed: among all, and among those of each rate.
@@ -142,16 +144,20 @@ class SpectralCodec(TrellisCodec):
     ) -> tuple[Codec, Tensor]:
         """The number of reflections with the least expected error, and the bits of directions by rate.
 
-        With a metric, bits follow the energy of directions times what errors cost if that has a clearly
-        smaller error for a sample of words, or else the energy alone.
+        With a metric, bits of directions follow their energy times what errors cost if that has a clearly
+        smaller error for a sample of words, or else the energy alone. Then words get bits by what each rate
+        leaves of the sample in the metric: feedback leaves much less than their energies say.
         """
         equal = torch.ones(len(table), dtype=torch.float64, device=table.device)
         weights = equal if importance is None else importance.to(equal)
         directions, energy = _principal_directions(table).to(table), squared_norms(table)
+        if metric is not None:
+            # A metric of few directions knows little of most words.
+            energy = squared_norms(table, metric) + metric.diagonal().mean().to(energy) * energy
         ids = torch.arange(len(table), device=table.device)[:: 1 + len(table) // _SAMPLE]
         known = (table, weights, directions, energy, _energies(table, ids, equal, directions))
         if metric is None:
-            return self._fitted(*known, None, is_small)
+            return self._fitted(*known, None, is_small)[:2]
         shares = weights.cumsum(0) / weights.sum()
         quantiles = (torch.arange(_TRIED, device=table.device) + 0.5) / _TRIED
         sample = torch.searchsorted(shares, quantiles.to(shares)).clamp(max=len(table) - 1)
@@ -159,22 +165,35 @@ class SpectralCodec(TrellisCodec):
         learned = torch.cat([ids, sample])
         trials, errors = [], []
         for costs in (metric, None):
-            codec, rates = self._fitted(*known, costs, is_small)
+            codec, rates, costs_of = self._fitted(*known, costs, is_small)
             books = codec.learn(table[learned], rates.to(table.device)[learned])
-            sampled, missed = rates[sample.cpu()], 0.0
-            books |= codec.derived(books, sampled.unique().tolist())
-            seen = Metric(metric.to(table)).seen_by(functools.partial(codec.project, books=books))
-            for rate in sampled.unique().tolist():
-                rows = table[sample[(sampled == rate).to(table.device)]]
-                if rate:
-                    values = codec.decode(*codec.encode(rows, rate, books, seen), rate, books)
-                else:
-                    values = codec.uncoded(codec.uncoded_scales(rows, books, seen), books)
-                differences = codec.project(rows, books) - values
-                missed += float((differences @ seen.matrix * differences).sum())
-            trials.append((codec, rates))
-            errors.append(missed)
-        return trials[0 if errors[0] < _CLEARLY * errors[1] else 1]
+            sampled = rates[sample.cpu()]
+            errors.append(
+                sum(
+                    codec._missed(table[sample[(sampled == rate).to(table.device)]], rate, books, metric)
+                    for rate in sampled.unique().tolist()
+                )
+            )
+            trials.append((codec, costs_of))
+        codec, costs_of = trials[0 if errors[0] < _CLEARLY * errors[1] else 1]
+        rows, left = table[sample[:: _TRIED // _MEASURED]], []
+        for rate in self.rates:
+            books = codec.learn(table[learned], torch.full((len(learned),), rate, device=table.device))
+            left.append(codec._missed(rows, rate, books, metric))
+        measured = torch.tensor(left, dtype=torch.float64) / float(squared_norms(rows, metric).sum())
+        rates = codec.allocate(energy, weights, is_small, measured)
+        return self._with_layout(*known, codec.num_axes, costs_of, rates), rates
+
+    def _missed(self, rows: Tensor, rate: float, books: Books, metric: Tensor) -> float:
+        """Return the squared error of rows ``(n, D)`` of one rate in a metric, with feedback."""
+        books = books | self.derived(books, [rate])
+        seen = Metric(metric.to(rows)).seen_by(functools.partial(self.project, books=books))
+        if rate:
+            values = self.decode(*self.encode(rows, rate, books, seen), rate, books)
+        else:
+            values = self.uncoded(self.uncoded_scales(rows, books, seen), books)
+        differences = self.project(rows, books) - values
+        return float((differences @ seen.matrix * differences).sum())
 
     def _fitted(
         self,
@@ -185,8 +204,10 @@ class SpectralCodec(TrellisCodec):
         energies: tuple[Tensor, Tensor, Tensor],
         metric: Tensor | None,
         is_small: Callable[[Codec, Mapping[float, int]], bool],
-    ) -> tuple[SpectralCodec, Tensor]:
-        """What `fit` returns, with bits by energy along principal directions times what errors cost."""
+    ) -> tuple[SpectralCodec, Tensor, Tensor]:
+        """What `fit` returns, with bits by energy along principal directions times what errors cost, and
+        these costs ``(D,)``.
+        """
         trials, count = [], 0
         while count <= self.dim // 2:
             draft = SpectralCodec(self.dim, layout=[count, *[0] * (len(RATES) - 1) * len(RATES)])
@@ -214,13 +235,28 @@ class SpectralCodec(TrellisCodec):
             count = max(count + 1, count * _GROWTH)
         least = min(error for error, *_ in trials)
         _, count, rates, costs = next(trial for trial in trials if trial[0] <= _ENOUGH * least)
+        known = (table, weights, directions, energy, energies)
+        return self._with_layout(*known, count, costs, rates), rates, costs
+
+    def _with_layout(
+        self,
+        table: Tensor,
+        weights: Tensor,
+        directions: Tensor,
+        energy: Tensor,
+        energies: tuple[Tensor, Tensor, Tensor],
+        count: int,
+        costs: Tensor,
+        rates: Tensor,
+    ) -> SpectralCodec:
+        """Return a codec with so many reflections and the bits of directions for words with these rates."""
         layout = [count]
         for rate in RATES[1:]:
             ids = (rates == rate).nonzero().flatten().to(table.device)
             ids = ids[:: 1 + len(ids) // _SAMPLE]
             of_rate = _energies(table, ids, weights, directions) if len(ids) else energies
             layout += self._allot(_spectrum(*of_rate, count) * costs, rate)[0]
-        return SpectralCodec(self.dim, layout=layout), rates
+        return SpectralCodec(self.dim, layout=layout)
 
     def _allot(self, variances: Tensor, rate: float) -> tuple[list[int], float]:
         """How many directions of words of a rate have each of `RATES`, and the squared error that is left.

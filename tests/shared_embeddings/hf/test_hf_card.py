@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 
 from shared_embeddings import hf
 from shared_embeddings.hf.card import write_card
-from tests.shared_embeddings.hf.models import DIM, KINDS, compress, save, shrink, trim, write
+from tests.shared_embeddings.hf.models import KINDS, compress, save, shrink, trim, write
 from tests.shared_embeddings.hf.test_hf_from_pretrained import run_without_the_library
 
 # Keys of the Hub's schema that are written, and its relations of a model to another.
@@ -183,7 +183,7 @@ def test_the_same_command_writes_the_same_card(tmp_path: Path, text: Path) -> No
 def test_without_code_in_the_folder(tmp_path: Path, text: Path) -> None:
     """Methods that the code does not decode, and a trimmed model, which needs none."""
     model = save(tmp_path / "model", "gpt2")
-    assert compress(model, "funnel", tmp_path / "small", "--rank", DIM // 4, "--no-check") == 0
+    assert compress(model, "funnel", tmp_path / "small", "--rank", 4, "--fit-steps", 5, "--no-check") == 0
     lines = (tmp_path / "small" / "README.md").read_text()
     assert "trust_remote_code" not in lines and "export --model DIR --format dense --output DENSE" in lines
     assert trim("--model", model, "--text", text, "--output", tmp_path / "trimmed") == 0

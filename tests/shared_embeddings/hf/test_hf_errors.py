@@ -420,7 +420,7 @@ def test_a_text_of_one_word_predicts_none(tmp_path: Path, capsys: pytest.Capture
     add_tokenizer(tmp_path / "model")
     text = tmp_path / "text"
     text.write_text("w5\n")
-    asked = ["--bits", 4, "--calibrate", "none", "--text", text]
+    asked = ["--bits", 4, "--calibration", "none", "--text", text]
     compress(tmp_path / "model", "quantized", tmp_path / "small", *asked)
     out, err = capsys.readouterr()
     assert f"{text.name}: is too short to predict" in out + err and "kept 0%" not in out
