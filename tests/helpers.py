@@ -162,7 +162,7 @@ def best_words(samples: Samples) -> torch.Tensor:
 def every_word(opened: Session) -> ScoredWords:
     """All words of a model, each for itself."""
     ids = torch.arange(len(opened.tables[0].table))
-    return ScoredWords(ids, torch.zeros(len(ids)))
+    return ScoredWords(ids, torch.zeros(len(ids)), len(ids))
 
 
 def main(arguments: list[str]) -> int:

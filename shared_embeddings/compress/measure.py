@@ -479,6 +479,8 @@ def split_lines(texts: Sequence[Path], folder: Path) -> tuple[Sequence[Path], Se
         for line in _words_of(text):
             numbers[place] += 1
             characters += len(line)
+    if not any(numbers):
+        raise UserError(f"text {', '.join(map(str, texts))}: has no words; use another text")
     steps = [min(max(_FIFTH, characters // _MEASURED), number) for number in numbers]
     folders = [folder / kind / str(place) for kind in ("rest", "measured") for place in range(len(texts))]
     copies = [place / text.name.removesuffix(".gz") for place, text in zip(folders, [*texts, *texts])]

@@ -150,7 +150,7 @@ class Session:
             parts = {name: part for name, part in shares.items() if name in USES}
             if self.languages:
                 parts["languages"] = torch.stack([shares[name] for name in self.languages]).mean(dim=0)
-            elif table.is_by_frequency and not options.only_text:
+            elif parts and table.is_by_frequency and not options.only_text:
                 parts["languages"] = normalized(1 / torch.arange(1.0, len(table.words) + 1))  # Zipf's law
             usage[table.name] = parts
         return usage

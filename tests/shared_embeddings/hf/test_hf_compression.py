@@ -95,7 +95,7 @@ def test_without_running_nothing_is_measured(tmp_path: Path, capsys: pytest.Capt
     assert json.loads((small / "report.json").read_text())["method"] == "standard"
     printed = capsys.readouterr().out
     assert "could not verify that this model still works (check=False)" in printed
-    assert "look-up and scores on this CPU" in printed and "bytes in memory" in printed
+    assert "look-up and scores of the table alone on this CPU" in printed and "bytes in memory" in printed
 
 
 def test_layers_of_another_task_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,7 +204,7 @@ def test_input_only_encoder(tmp_path: Path, name: str, capsys: pytest.CaptureFix
     model.save_pretrained(tmp_path / "model")
     assert compress(tmp_path / "model", "projective", tmp_path / "same", "--rank", DIM, "--verbose") == 0
     printed = capsys.readouterr().out
-    assert "look-up on this CPU, one token at a time" in printed
+    assert "look-up of the table alone on this CPU, one token at a time" in printed
     decoder = name == "BartModel"
     assert ("a BartModel cannot be probed" in printed) == decoder
     assert ("kept 100% of the predictions of the original (nearest neighbors of 250" in printed) != decoder
