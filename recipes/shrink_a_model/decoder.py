@@ -120,7 +120,7 @@ class Predictions:
         """
         measured = {}
         for text, windows in self.texts.items():
-            (ours, words), (theirs, before) = (zip(*each) for each in (windows, original.texts[text]))
+            (ours, words), (theirs, before) = (zip(*part) for part in (windows, original.texts[text]))
             same = torch.tensor(words) == torch.tensor(before)
             measured[text] = {
                 "perplexity": math.exp(min(sum(ours) / same.numel(), 700.0)),
