@@ -365,7 +365,7 @@ def recovered(
 def test_the_divergence_falls_for_every_kind(tmp_path: Path, words: Path, kind: str) -> None:
     write(kind, tmp_path / "model")
     add_tokenizer(tmp_path / "model")
-    report = recovered(tmp_path, words, "--recover", "8steps")
+    report = recovered(tmp_path, words, "--recover", "24steps")
     trained = report["recovery"]
     assert trained["kl_after"] < trained["kl_before"]
     assert trained["kl_after"] == pytest.approx(report["kept"]["kl"], rel=1e-3)
