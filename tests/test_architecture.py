@@ -116,7 +116,7 @@ def test_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_documents_are_short() -> None:
-    assert len(README.split()) <= 1500
+    assert len([word for word in README.split() if word.strip("|-")]) <= 1400  # without the bars of tables
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
