@@ -97,8 +97,9 @@ class Session:
         is_rounded = options.method is None or get_method_config(options.method).takes_metric
         self.is_calibrated = is_rounded and options.calibration != NO_CALIBRATION
         is_measured = options.calibration is not None and options.calibration.exists()
-        runs = options.check or (self.is_calibrated and bool(options.text) and not is_measured)
-        self.trained: TrainedModel = adapter.read(options.model, runs=runs)
+        # Without a text and a check, the model is not even built: large ones take less memory.
+        self.runs = options.check or (self.is_calibrated and bool(options.text) and not is_measured)
+        self.trained: TrainedModel = adapter.read(options.model, runs=self.runs)
         self.languages = languages() if self.trained.reads_raw_text and not options.only_text else []
         self.tables = self.trained.tables()
         self.table_bytes = sum(-(-table.stored_bits // 8) for table in self.tables)
@@ -178,7 +179,7 @@ class Session:
         if file is not None and file.exists():
             self._calibrated_on = f"what {file.name} was measured on"
             return read_calibration(file, self.tables)
-        general = list(self.general_texts.values()) if self.trained.module is not None else []
+        general = list(self.general_texts.values()) if self.runs else []
         texts = [
             (paths, tokens)
             for paths, tokens in ((self.calibration_texts, _OF_TEXT), (general, _OF_OTHERS))

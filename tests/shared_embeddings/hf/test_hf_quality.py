@@ -348,3 +348,13 @@ def test_models_in_16_bits(tmp_path: Path) -> None:
         before = 2 * WORDS * DIM
         # A rank more would be (300 + 16) * 4 numbers, and 2,528 bytes.
         assert table["stored_bytes"] == {"before": before, "after": 2 * (WORDS + DIM) * 3}
+
+
+def test_a_model_that_is_not_run_is_not_calibrated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a text; its tokens get bits by the words of languages all the same."""
+    write("gpt2", tmp_path / "model")
+    add_tokenizer(tmp_path / "model")
+    assert compress(tmp_path / "model", "quantized", tmp_path / "small", "--bits", 3, "--no-check") == 0
+    assert "codes are not calibrated" in capsys.readouterr().out
