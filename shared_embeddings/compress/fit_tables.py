@@ -97,11 +97,8 @@ def fit_table(
     counts, rows = arguments["token_counts"], table.table.__getitem__
     embedding, report = fit(method, table.table, **arguments)
     embedding.to(table.table.dtype).eval()
-    bands, stored, after = (
-        Errors(embedding, rows, counts=counts).bands(),
-        None,
-        stored_bytes(embedding, store),
-    )
+    bands, stored = Errors(embedding, rows, counts=counts).bands(), None
+    after = stored_bytes(embedding, store)
     if store == "fp32":
         hold_as(embedding, store)  # packs codes
     else:

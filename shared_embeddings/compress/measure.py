@@ -246,7 +246,7 @@ class Comparison:
         texts: texts whose words it predicts; None to generate one.
         seed: for sampling.
         tokens: about how many it reads.
-        lists: by language, a list of words in random order, and how many.
+        lists: by language, a list of `LISTED` words in random order.
         scoring: a context in which the original scores the returned words, to compare it by these; given all
             that it reads. None for all words.
 
@@ -263,7 +263,7 @@ class Comparison:
         texts: Sequence[Path] | None,
         seed: int,
         tokens: int = PREDICTIONS,
-        lists: Mapping[str, tuple[Path, int]] | None = None,
+        lists: Mapping[str, Path] | None = None,
         scoring: Callable[[Tensor | None], AbstractContextManager[ScoredWords | None]] = (
             lambda _: contextlib.nullcontext()
         ),
@@ -298,7 +298,7 @@ class Comparison:
     def _read_lists(self, seed: int) -> Samples | None:
         """The lists of words, one part for each; None for a model that does not predict what follows."""
         parts = []
-        for path, _ in self._lists.values():
+        for path in self._lists.values():
             samples = self._model.samples([path], seed, _READ)
             if not samples.has_targets:
                 return None
@@ -317,8 +317,8 @@ class Comparison:
         Of words that are drawn alike, those of other languages are harder to predict.
         """
         of_words = [
-            float(of_tokens.mean()) * sum(self._model.count_text([path]).values()) / number
-            for of_tokens, (path, number) in zip(nats, self._lists.values())
+            float(of_tokens.mean()) * sum(self._model.count_text([path]).values()) / LISTED
+            for of_tokens, path in zip(nats, self._lists.values())
         ]
         known = [place for place, of_word in enumerate(of_words) if of_word <= _KNOWN * min(of_words)]
         names, parts = list(self._lists), listed.parts
@@ -457,7 +457,7 @@ def sampled_lines(texts: Sequence[Path], seed: int, number: int = LINES) -> list
     """
     draw = random.Random(seed)
     sample: list[str] = []
-    for index, line in enumerate(line for path in texts for line in _words_of(path)):
+    for index, line in enumerate(line for path in texts for line in _lines_of(path)):
         if index < number:
             sample.append(line)
         elif (chosen := draw.randrange(index + 1)) < number:
@@ -476,7 +476,7 @@ def split_lines(texts: Sequence[Path], folder: Path) -> tuple[Sequence[Path], Se
     """
     numbers, characters = [0] * len(texts), 0
     for place, text in enumerate(texts):
-        for line in _words_of(text):
+        for line in _lines_of(text):
             numbers[place] += 1
             characters += len(line)
     if not any(numbers):
@@ -487,17 +487,17 @@ def split_lines(texts: Sequence[Path], folder: Path) -> tuple[Sequence[Path], Se
     rest, measured = copies[: len(texts)], copies[len(texts) :]
     held_out: set[str] = set()
     for text, step, copy in zip(texts, steps, measured):
-        lines = [line for number, line in enumerate(_words_of(text)) if number % step == step // 2]
+        lines = [line for number, line in enumerate(_lines_of(text)) if number % step == step // 2]
         held_out.update(lines)
         write_lines(copy, lines)
     for text, copy in zip(texts, rest):
         write_lines(copy, (line for line in read_lines(text) if line not in held_out))
-    if not all(any(line.strip() for line in read_lines(copy)) for copy in rest):
+    if not all(any(_lines_of(copy)) for copy in rest):
         return None
     return rest, measured
 
 
-def _words_of(text: Path) -> Iterator[str]:
+def _lines_of(text: Path) -> Iterator[str]:
     """Yield the lines of a text that are not empty."""
     return (line for line in read_lines(text) if line.strip())
 

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -124,13 +124,18 @@ class Session:
     @functools.cached_property
     def general_texts(self) -> dict[str, Path]:
         """Texts of what models know beyond that of the user, by language and "code"; empty without lists."""
-        texts = {name: Path(self._folder.name, name) for name in self.languages}
-        for language, path in texts.items():
-            write_words(path, language, _WORDS, self.options.seed)
+        texts = self._word_lists(self.languages, _WORDS, self.options.seed)
         if texts:
             texts["code"] = Path(self._folder.name, "code")
             write_lines(texts["code"], code_lines())
         return texts
+
+    def _word_lists(self, names: Sequence[str], number: int, seed: int) -> dict[str, Path]:
+        """Write lists of so many words of languages, and return their files by language."""
+        lists = {name: Path(self._folder.name, f"{name}.{number}") for name in names}
+        for language, path in lists.items():
+            write_words(path, language, number, seed)
+        return lists
 
     @functools.cached_property
     def usage(self) -> Mapping[str, Mapping[str, Tensor]]:
@@ -229,13 +234,9 @@ class Session:
         validation = None
         if options.validation is not None or options.validation_source is not None:
             validation = Validation(options.validation, options.validation_source, options.validation_target)
-        lists = {}
-        for language in languages() if self.trained.reads_raw_text else ():
-            lists[language] = Path(self._folder.name, f"list.{language}"), LISTED
-            # Calibration has the words of other seeds.
-            path, number = lists[language]
-            write_words(path, language, number, seed=-1 - options.seed)
-        return self._compared(validation, lists)
+        # Calibration has the words of other seeds.
+        names = languages() if self.trained.reads_raw_text else []
+        return self._compared(validation, self._word_lists(names, LISTED, seed=-1 - options.seed))
 
     def measured(
         self,
@@ -272,9 +273,7 @@ class Session:
             raise UserError(f"recover needs predictions of the model ({comparison.reason}); remove it")
         return comparison
 
-    def _compared(
-        self, validation: Validation | None, lists: Mapping[str, tuple[Path, int]] | None = None
-    ) -> Comparison:
+    def _compared(self, validation: Validation | None, lists: Mapping[str, Path] | None = None) -> Comparison:
         begin_phase("measuring the original")
         tokens = PREDICTIONS if self.measured_texts else GENERATED
         if not self._has_scored_words:

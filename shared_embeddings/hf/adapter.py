@@ -91,7 +91,6 @@ class FolderModel(host.TrainedModel):
     """
 
     module: Any = None
-    reads_raw_text = True
 
     def __init__(self, path: Path) -> None:
         self.path = path

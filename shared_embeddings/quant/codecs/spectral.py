@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -92,6 +92,16 @@ def decode_spectral(codes: Any, rate: float, dim: int, parts: Mapping[str, Any])
     return rows
 
 
+class _Statistics(NamedTuple):
+    """What is known of a table before any of its rows has bits."""
+
+    table: Tensor  # ``(V, D)``
+    weights: Tensor  # ``(V,)`` of the squared errors of words
+    directions: Tensor  # ``(D, D)`` the principal ones, as columns
+    energy: Tensor  # ``(V,)`` the squared errors of words without codes
+    energies: tuple[Tensor, Tensor, Tensor]  # of a sample, as `_energies` returns
+
+
 @register("spectral")
 class SpectralCodec(TrellisCodec):
     """See the module. Codebooks: ``axes`` ``(K, D)`` of the reflections; ``center`` ``(11, K)``, for words of
@@ -155,9 +165,10 @@ class SpectralCodec(TrellisCodec):
             # A metric of few directions knows little of most words.
             energy = squared_norms(table, metric) + metric.diagonal().mean().to(energy) * energy
         ids = torch.arange(len(table), device=table.device)[:: 1 + len(table) // _SAMPLE]
-        known = (table, weights, directions, energy, _energies(table, ids, equal, directions))
+        energies = _energies(table, ids, equal, directions)
+        known = _Statistics(table, weights, directions, energy, energies)
         if metric is None:
-            return self._fitted(*known, None, is_small)[:2]
+            return self._fitted(known, None, is_small)[:2]
         shares = weights.cumsum(0) / weights.sum()
         quantiles = (torch.arange(_TRIED, device=table.device) + 0.5) / _TRIED
         sample = torch.searchsorted(shares, quantiles.to(shares)).clamp(max=len(table) - 1)
@@ -165,7 +176,7 @@ class SpectralCodec(TrellisCodec):
         learned = torch.cat([ids, sample])
         trials, errors = [], []
         for costs in (metric, None):
-            codec, rates, costs_of = self._fitted(*known, costs, is_small)
+            codec, rates, costs_of = self._fitted(known, costs, is_small)
             books = codec.learn(table[learned], rates.to(table.device)[learned])
             sampled = rates[sample.cpu()]
             errors.append(
@@ -182,7 +193,7 @@ class SpectralCodec(TrellisCodec):
             left.append(codec._missed(rows, rate, books, metric))
         measured = torch.tensor(left, dtype=torch.float64) / float(squared_norms(rows, metric).sum())
         rates = codec.allocate(energy, weights, is_small, measured)
-        return self._with_layout(*known, codec.num_axes, costs_of, rates), rates
+        return self._with_layout(known, codec.num_axes, costs_of, rates), rates
 
     def _missed(self, rows: Tensor, rate: float, books: Books, metric: Tensor) -> float:
         """Return the squared error of rows ``(n, D)`` of one rate in a metric, with feedback."""
@@ -197,17 +208,14 @@ class SpectralCodec(TrellisCodec):
 
     def _fitted(
         self,
-        table: Tensor,
-        weights: Tensor,
-        directions: Tensor,
-        energy: Tensor,
-        energies: tuple[Tensor, Tensor, Tensor],
+        known: _Statistics,
         metric: Tensor | None,
         is_small: Callable[[Codec, Mapping[float, int]], bool],
     ) -> tuple[SpectralCodec, Tensor, Tensor]:
         """What `fit` returns, with bits by energy along principal directions times what errors cost, and
         these costs ``(D,)``.
         """
+        _, weights, directions, energy, energies = known
         trials, count = [], 0
         while count <= self.dim // 2:
             draft = SpectralCodec(self.dim, layout=[count, *[0] * (len(RATES) - 1) * len(RATES)])
@@ -235,21 +243,11 @@ class SpectralCodec(TrellisCodec):
             count = max(count + 1, count * _GROWTH)
         least = min(error for error, *_ in trials)
         _, count, rates, costs = next(trial for trial in trials if trial[0] <= _ENOUGH * least)
-        known = (table, weights, directions, energy, energies)
-        return self._with_layout(*known, count, costs, rates), rates, costs
+        return self._with_layout(known, count, costs, rates), rates, costs
 
-    def _with_layout(
-        self,
-        table: Tensor,
-        weights: Tensor,
-        directions: Tensor,
-        energy: Tensor,
-        energies: tuple[Tensor, Tensor, Tensor],
-        count: int,
-        costs: Tensor,
-        rates: Tensor,
-    ) -> SpectralCodec:
+    def _with_layout(self, known: _Statistics, count: int, costs: Tensor, rates: Tensor) -> SpectralCodec:
         """Return a codec with so many reflections and the bits of directions for words with these rates."""
+        table, weights, directions, _, energies = known
         layout = [count]
         for rate in RATES[1:]:
             ids = (rates == rate).nonzero().flatten().to(table.device)
