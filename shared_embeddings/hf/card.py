@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from shared_embeddings.export.runtime import FolderRuntime
 from shared_embeddings.hf.folder import CONFIG, REMOTE_CODE, SENTENCE_LAYERS, auto_classes
 from shared_embeddings.hf.word_layers import find_entry
 from shared_embeddings.utils.errors import require
@@ -48,7 +49,9 @@ visual-document-retrieval visual-question-answering zero-shot-classification
 """.split()
 
 
-def write_card(source: Path, target: Path, done: str, summary: str) -> None:
+def write_card(
+    source: Path, target: Path, done: str, summary: str, runtime: FolderRuntime | None = None
+) -> None:
     """Write the model card of a folder, above that of the original.
 
     Args:
@@ -56,19 +59,20 @@ def write_card(source: Path, target: Path, done: str, summary: str) -> None:
         target: the written folder.
         done: the title, such as "Vocabulary trimmed".
         summary: how, sizes and quality, in Markdown.
+        runtime: what loads the folder, if not this library.
     """
     original = source / _CARD
     text = original.read_text(encoding="utf-8-sig", errors="replace") if original.is_file() else ""
     parts = re.fullmatch(r"(?:\s*---\n(.*?\n)?---[ \t]*(?:\n|\Z))?(.*)", text, flags=re.DOTALL)
     header, body = parts.groups(default="") if parts else ("", text)
-    metadata = _metadata(source, target, _read(header))
+    metadata = _metadata(source, target, _read(header), runtime)
     header = require("huggingface_hub").ModelCardData(**metadata).to_yaml()
     links = [f"[{name}](https://huggingface.co/{name})" for name in _strings(metadata.get("base_model"))]
     about = [
         f"# {done} with shared-embeddings",
         *([f"The original is {' and '.join(links)}."] if links else []),
         summary.strip(),
-        _loading(target),
+        _loading(target, runtime),
         _below(body.strip()),
     ]
     content = f"---\n{header}\n---\n\n" + "\n\n".join(filter(None, about)) + "\n"
@@ -87,10 +91,12 @@ def _read(header: str) -> Mapping[str, Any]:
     return metadata if isinstance(metadata, dict) else {}
 
 
-def _metadata(source: Path, target: Path, original: Mapping[str, Any]) -> dict[str, Any]:
+def _metadata(
+    source: Path, target: Path, original: Mapping[str, Any], runtime: FolderRuntime | None
+) -> dict[str, Any]:
     """Return metadata in the Hub's schema; results of the original, such as its model-index, are left out."""
     config = read_json(target / CONFIG)
-    is_compressed = find_entry(config) is not None
+    is_compressed = runtime is not None or find_entry(config) is not None
     is_sentences = (target / SENTENCE_LAYERS).is_file()
     tasks = [
         name for name in _strings(original.get("pipeline_tag")) if name in (*_TASKS.values(), *_OTHER_TASKS)
@@ -112,6 +118,8 @@ def _metadata(source: Path, target: Path, original: Mapping[str, Any]) -> dict[s
         "pipeline_tag": tasks[0] or None,
         "tags": list(dict.fromkeys(tags)),
     }
+    if runtime is not None:
+        metadata["library_name"] = runtime.library
     return {**metadata, **_license(original)}
 
 
@@ -170,7 +178,7 @@ def _class_of(config: Mapping[str, Any]) -> str:
     return next((name for name in (*_TASKS, *classes) if classes.get(name) == kind), kind)
 
 
-def _loading(target: Path) -> str:
+def _loading(target: Path, runtime: FolderRuntime | None) -> str:
     """Return how the folder is loaded, with this library and without."""
     config = read_json(target / CONFIG)
     name, library = _class_of(config), "transformers"
@@ -179,6 +187,8 @@ def _loading(target: Path) -> str:
         name, library, load = "SentenceTransformer", "sentence_transformers", 'SentenceTransformer("DIR"{})'
     code = f"from {library} import {name}\n\nmodel = {load}\n```"
     parts = ["## How to load it", "`DIR` is this folder, or its name on the Hub."]
+    if runtime is not None:
+        return "\n\n".join([*parts, f"```python\n{runtime.loading}\n```"])
     if find_entry(config) is None:
         return "\n\n".join([*parts, "```python\n" + code.format("")])
     parts += [

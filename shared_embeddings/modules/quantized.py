@@ -90,6 +90,12 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
         require(
             self.bits <= 8.0, f"option 'bits' is {self.bits:g}, but it must be from 0.25 to 8; choose fewer"
         )
+        rates = codecs()[self.codec].rates
+        require(
+            {math.floor(self.bits), math.ceil(self.bits)} <= set(rates),
+            f"option 'bits' is {self.bits:g}, but codec {self.codec} has only "
+            f"{', '.join(f'{rate:g}' for rate in rates[1:])}; choose one of them",
+        )
         require(
             codecs()[self.codec].has_groups or self.group_size == DEFAULT_GROUP,
             f"option 'group_size' has no effect with codec {self.codec}; remove it or choose codec "
@@ -134,7 +140,8 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
 
     @classmethod
     def candidates(cls) -> list[Candidate]:
-        others = [Candidate({"codec": name}, "fp16") for name in codecs() if name != DEFAULT_CODEC]
+        named = [name for name, codec in codecs().items() if codec.is_candidate and name != DEFAULT_CODEC]
+        others = [Candidate({"codec": name}, "fp16") for name in named]
         return [Candidate({}, "fp16"), *others]
 
     @classmethod
