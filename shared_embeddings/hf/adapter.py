@@ -36,6 +36,7 @@ from shared_embeddings.hf.quality import (
     negative_log_likelihoods,
     samples,
 )
+from shared_embeddings.hf.sentences import SentenceEncoder, has_pooling
 from shared_embeddings.hf.tokenizer import TokenVocabulary, check_tokens
 from shared_embeddings.hf.trim import TrimmableFolder
 from shared_embeddings.hf.word_layers import (
@@ -104,6 +105,7 @@ class FolderModel(host.TrainedModel):
         self._dropped: list[str] = []
         self._tables: dict[str, WordTable] = {}
         self._read(config)
+        self.encoder = SentenceEncoder(path) if has_pooling(path) else None
         self.vocabulary = TokenVocabulary(path)
         self.reads_raw_text = self.vocabulary.tokenizer is not None
 
@@ -142,7 +144,7 @@ class FolderModel(host.TrainedModel):
                 table=table.weight.detach(),
                 padding_idx=None,  # a padding word is like any other
                 is_scored=bool(table.placement.outputs),
-                sentence_marks=self.vocabulary.sentence_marks(),
+                sentence_marks=self.vocabulary.sentence_marks(self.encoder.prompt if self.encoder else ""),
                 parameters=table.weight.numel(),
                 stored_bits=8 * table.weight.nbytes,
             )
@@ -201,7 +203,7 @@ class FolderModel(host.TrainedModel):
         return Quality("perplexity", math.exp(min(float(nats.mean()), 700.0)), how)
 
     def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
-        predictions = samples(self.module, self.vocabulary, texts, seed, tokens)
+        predictions = samples(self.module, self.vocabulary, texts, seed, tokens, self.encoder)
         lookups = {
             name: {self.module.get_submodule(path): scale for path, scale in table.placement.inputs.items()}
             for name, table in self._tables.items()
@@ -346,10 +348,15 @@ class UnbuiltModel(FolderModel):
             settings = architecture.config_class.from_pretrained(self.path, local_files_only=True)
         self.module = without_weights(architecture, settings).eval()
         files = folder.weight_files(self.path)
-        self._files = {name: file for file in files for name in load_tensors(file, f"weights {file}")}
-        # Every name of a tensor in the model -> the name of its values in the files.
+        state, prefix = self.module.state_dict(keep_vars=True), f"{self.module.base_model_prefix}."
+        # The name of a tensor in the model, a base class maybe without the prefix -> its file and name there.
+        self._files = {
+            name if name in state else name.removeprefix(prefix): (file, name)
+            for file in files
+            for name in load_tensors(file, f"weights {file}")
+        }
+        # Every name of a tensor in the model -> the name of its values in `_files`.
         self._stored: dict[str, str] = {}
-        state = self.module.state_dict(keep_vars=True)
         names: dict[int, list[str]] = {}
         for name, tensor in state.items():
             names.setdefault(id(tensor), []).append(name)
@@ -375,8 +382,9 @@ class UnbuiltModel(FolderModel):
 
     def _value(self, name: str) -> Tensor:
         """A tensor of a file, mapped into memory for as long as it is used."""
-        with safe_open(self._files[name], "pt") as opened:
-            value: Tensor = opened.get_tensor(name)
+        file, stored = self._files[name]
+        with safe_open(file, "pt") as opened:
+            value: Tensor = opened.get_tensor(stored)
         return value
 
     def tensors(self) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from shared_embeddings.checkpoints import check_sizes, load_tensors, save_safetensors, stamp_safetensors
+from shared_embeddings.hf.sentences import SENTENCE_LAYERS, has_pooling
 from shared_embeddings.hf.word_layers import KEY, find_entry
 from shared_embeddings.quant.codec import DECODED_METHODS, check_decoder, program
 from shared_embeddings.utils.errors import UserError, first_line, require
@@ -23,8 +24,6 @@ from shared_embeddings.utils.reading import read_json
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
-# Of sentence encoders, names folders such as 1_Pooling.
-SENTENCE_LAYERS = "modules.json"
 # Names code in settings.
 CODE = "auto_map"
 _LONGEST_REASON = 300  # characters of a library's error message
@@ -138,7 +137,7 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def model_class(folder: Path, config: dict[str, Any]) -> Any:
+def named_class(folder: Path, config: dict[str, Any]) -> Any:
     """Return the first class that a configuration names; UserError unless transformers has it."""
     library = require("transformers")
     name = (config.get("architectures") or [None])[0]
@@ -149,6 +148,18 @@ def model_class(folder: Path, config: dict[str, Any]) -> Any:
             "in the folder is not run; use a model whose class is in the library"
         )
     return architecture
+
+
+def model_class(folder: Path, config: dict[str, Any]) -> Any:
+    """Return the class with which a model is read: the one that its configuration names, without the output
+    layer of a language model that is an encoder of sentences, whose files often lack it.
+    """
+    architecture = named_class(folder, config)
+    if not architecture.can_generate() or not has_pooling(folder):
+        return architecture
+    classes = auto_classes(architecture.config_class.model_type)
+    base = "AutoModelForTextEncoding" if config.get("is_encoder_decoder") else "AutoModel"
+    return getattr(require("transformers"), classes.get(base, architecture.__name__))
 
 
 def read_model(
@@ -165,11 +176,6 @@ def read_model(
     with reading(folder), quiet():
         model, info = architecture.from_pretrained(
             folder, **{**dtype, **settings, **_SAFE, "output_loading_info": True}
-        )
-    if "lm_head.weight" in info["missing_keys"] and (folder / SENTENCE_LAYERS).is_file():
-        raise UserError(
-            f"model {folder}: is an embedding model ({SENTENCE_LAYERS}) without the output layer of its "
-            f"class {architecture.__name__}; models of this kind are not supported yet"
         )
     unexpected = sorted(map(str, info["unexpected_keys"]))
     faults = {"missing": sorted(info["missing_keys"]), "unexpected": unexpected if is_whole else []}
@@ -335,11 +341,6 @@ def notes_on_code(source: Path, kind: str) -> list[str]:
     if find_entry(config) is not None:  # written by this library
         return []
     notes = []
-    if (source / SENTENCE_LAYERS).is_file() and kind.endswith("ForCausalLM"):
-        notes.append(
-            "this is an embedding model, but predictions of the next token were compared, not vectors of "
-            "sentences; evaluate these"
-        )
     if naming := [file.name for file in sorted(source.glob("*config.json")) if CODE in read_json(file)]:
         notes.append(f"the code that {', '.join(naming)} name ({CODE}) was neither run nor copied")
     model_type = getattr(require("transformers"), kind).config_class.model_type

@@ -26,6 +26,7 @@ from shared_embeddings.compress.measure import (
     names_of,
     sampled_lines,
 )
+from shared_embeddings.hf.sentences import SentenceEncoder
 from shared_embeddings.hf.tokenizer import TokenVocabulary
 from shared_embeddings.hf.word_layers import first_position
 from shared_embeddings.utils.errors import UserError, first_line
@@ -63,20 +64,26 @@ def computing(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def samples(
-    model: Any, vocabulary: TokenVocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
+    model: Any,
+    vocabulary: TokenVocabulary,
+    texts: Sequence[Path] | None,
+    seed: int,
+    tokens: int,
+    encoder: SentenceEncoder | None = None,
 ) -> Samples:
     """About so many predictions of a model: after every token, or at masked tokens for a masked language
     model.
 
-    An encoder-decoder model predicts every token of its own greedy outputs. A model that does not score words
-    predicts the nearest neighbors among texts, by the mean of their last hidden states.
+    An encoder-decoder model predicts every token of its own greedy outputs. An `encoder` of sentences, or a
+    model that does not score words, predicts the nearest neighbors among texts, by their vectors or the means
+    of their last hidden states.
 
     Without texts, the input of a causal model are samples of it, that of other models random tokens.
     """
     model.eval()
     with _probing(model), computing(model):
-        if model.get_output_embeddings() is None:
-            return _neighbors(model, vocabulary, texts, seed, tokens)
+        if encoder is not None or model.get_output_embeddings() is None:
+            return _neighbors(model, vocabulary, texts, seed, tokens, encoder)
         make = _encoder_decoder_inputs if model.config.is_encoder_decoder else _decoder_or_encoder_inputs
         inputs, positions, of = make(model, vocabulary, texts, seed, tokens)
     of = f"{of} of {names_of(texts)}".lstrip() if texts else f"{of}; pass a real text"
@@ -133,26 +140,38 @@ def _probing(model: Any) -> Iterator[None]:
 
 
 def _neighbors(
-    model: Any, vocabulary: TokenVocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
+    model: Any,
+    vocabulary: TokenVocabulary,
+    texts: Sequence[Path] | None,
+    seed: int,
+    tokens: int,
+    encoder: SentenceEncoder | None,
 ) -> Samples:
     """Which text is nearest to each text; UserError for fewer than two texts."""
+    of_prompt = 0
     if texts is None:
         read = list(_random_ids(model, (tokens // _RANDOM, _RANDOM), seed))
         how = f"nearest neighbors of {len(read)} texts of random tokens; pass a real text"
     else:
         lines = sampled_lines(texts, seed, max(tokens // _WORDS, LINES))
-        read = [torch.tensor(ids) for ids in vocabulary.sentences(lines, _SENTENCE)]
-        how = f"nearest neighbors of {len(read)} lines of {names_of(texts)}"
+        how = f"nearest neighbors of {len(lines)} lines of {names_of(texts)}"
+        if encoder is not None and encoder.prompt:
+            of_prompt = vocabulary.length(encoder.prompt)
+            lines = [encoder.prompt + line for line in lines]
+            how += f" after prompt {encoder.prompt_name!r}"
+        read = [torch.tensor(ids) for ids in vocabulary.sentences(lines, of_prompt + _SENTENCE)]
+    if encoder is not None:
+        how += f", by {encoder.described}"
     if len(read) < 2:
         raise UserError("one line has no neighbors; pass a longer text")
 
     def predict(texts: Sequence[Tensor]) -> Batch:
         """How similar each text is to the others ``(n, n)``, to itself minus infinitely."""
-        means = []
+        of_texts = []
         for ids in texts:
-            states = model.eval()(input_ids=ids[None], output_hidden_states=True).hidden_states[-1]
-            means.append(states[0].float().mean(dim=0))
-        vectors = F.normalize(torch.stack(means), dim=-1)
+            states = model.eval()(input_ids=ids[None], output_hidden_states=True).hidden_states[-1][0]
+            of_texts.append(states.float().mean(dim=0) if encoder is None else encoder(states, of_prompt))
+        vectors = F.normalize(torch.stack(of_texts), dim=-1)
         return Batch((SHARPNESS * vectors @ vectors.T).fill_diagonal_(-torch.inf))
 
     with torch.no_grad():

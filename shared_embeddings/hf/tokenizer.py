@@ -71,11 +71,11 @@ class TokenVocabulary:
         tokens = {index: token for token, index in self.tokenizer.get_vocab().items()}
         return [tokens.get(index, f"<unused {index}>") for index in range(length)]
 
-    def sentence_marks(self) -> tuple[str, ...]:
-        """Return the tokens that the tokenizer adds to every sentence."""
+    def sentence_marks(self, prompt: str = "") -> tuple[str, ...]:
+        """Return the tokens that the tokenizer adds to every sentence, and those of a prompt before it."""
         if self.tokenizer is None:
             return ()
-        return tuple(self.tokenizer.convert_ids_to_tokens(self.tokenizer("")["input_ids"]))
+        return tuple(self.tokenizer.convert_ids_to_tokens(self.tokenizer(prompt)["input_ids"]))
 
     def _required(self, use: str = "to tokenize texts with; add it there") -> Any:
         if self.tokenizer is None:
@@ -88,6 +88,11 @@ class TokenVocabulary:
         first = tokenizer("")["input_ids"][:1]
         begin = first if first == [tokenizer.bos_token_id] else []
         return begin, tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+    def length(self, prompt: str) -> int:
+        """Return the number of tokens before a text after a prompt, with the mark at its beginning."""
+        ids = self._required()(prompt)["input_ids"]
+        return len(ids) - (ids[-1] in self.tokenizer.all_special_ids)
 
     def sentences(self, lines: Sequence[str], longest: int) -> list[list[int]]:
         """Return the ids of lines with sentence marks, up to `longest` for each."""

@@ -21,6 +21,7 @@ from shared_embeddings.checkpoints import load_tensors, save_safetensors
 from shared_embeddings.compress.host import HostVocabulary, TrimmableModel
 from shared_embeddings.hf import folder
 from shared_embeddings.hf.card import write_card
+from shared_embeddings.hf.sentences import read_prompts
 from shared_embeddings.hf.tokenizer import TOKENIZER, TokenizerFile, check_tokens, load_tokenizer
 from shared_embeddings.hf.word_layers import (
     ENTRY,
@@ -68,7 +69,7 @@ class TrimmableFolder(TrimmableModel):
                 f"model {path}: has a vocabulary for each side, but one tokenizer; only models whose sides "
                 "share their embeddings can be trimmed"
             )
-        architecture = folder.model_class(path, config)
+        architecture = folder.named_class(path, config)
         self.config = require("transformers").AutoConfig.from_pretrained(
             path, local_files_only=True, trust_remote_code=False
         )
@@ -104,8 +105,10 @@ class TrimmableFolder(TrimmableModel):
 
     def vocabularies(self) -> list[HostVocabulary]:
         words = [self.file.tokens.get(number, "") for number in range(self.rows)]
-        specials = frozenset(self.file.specials() | (self.named & self.file.tokens.keys()))
-        return [HostVocabulary(NAME, words, specials, self.unknown)]
+        specials = self.file.specials() | (self.named & self.file.tokens.keys())
+        for prompt in read_prompts(self.path)[0].values():
+            specials.update(*self.encode(NAME, [prompt, prompt.strip()]))
+        return [HostVocabulary(NAME, words, frozenset(specials), self.unknown)]
 
     def encode(self, vocabulary: str, lines: Sequence[str], trimmed: bool = False) -> list[list[int]]:
         tokenizer = self.trimmed if trimmed else self.tokenizer

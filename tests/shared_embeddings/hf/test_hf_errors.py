@@ -203,19 +203,12 @@ def test_damaged_folders(model: Path, check_refused: Check, name: str) -> None:
     check_refused(reason)
 
 
-def embedding_model(folder: Path) -> None:
-    """Layers for sentence vectors, and weights without an output layer."""
-    tensors(lambda name, tensor: None if name == "lm_head.weight" else tensor)(folder)
-    (folder / "modules.json").write_text("[]")
-
-
 MISMATCHES: dict[str, tuple[Change, str]] = {
     "missing tensors": (
         tensors(lambda name, tensor: None if "mlp" in name else tensor),
         "(missing: model.layers.0.mlp.down_proj.weight)",
     ),
     "another width": (config(hidden_size=24), "ismatch"),
-    "an embedding model": (embedding_model, "without the output layer of its class LlamaForCausalLM"),
     "more layers": (config(num_hidden_layers=9), "(missing: model.layers.1."),
 }
 
