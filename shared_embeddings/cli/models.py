@@ -14,12 +14,15 @@ from shared_embeddings.utils.options import add_options, parse_options, parse_wo
 from shared_embeddings.utils.paths import check_outputs, existing_file, existing_path, model_path, new_path
 from shared_embeddings.utils.reading import parse_yaml
 
+# Data types of tables for model2vec.
+DTYPES = ("float32", "float16", "int8")
 # Formats of the command export.
 _FORMATS = {
     "onnx": "the whole model for ONNX Runtime",
     "onnx-embeddings": "only its embeddings and output layer",
     "vec": "its word vectors in the text format of word2vec and fastText",
     "dense": "a Hugging Face folder with dense tables and the original names",
+    "model2vec": "a static model for model2vec and sentence-transformers, in the data type of --dtype",
     "gguf": "a copy of a GGUF file of the same model with the tables of this one, for llama.cpp",
 }
 
@@ -48,6 +51,7 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     formats = "; ".join(f"{name}: {text}" for name, text in _FORMATS.items())
     command.add_argument("--format", choices=[*_FORMATS], default="onnx", help=f"{formats} (default: onnx)")
+    command.add_argument("--dtype", choices=DTYPES, default="float16", help="of model2vec (default: float16)")
     command.add_argument("--gguf", type=existing_file, metavar="FILE", help="the GGUF file to copy")
     command.add_argument("--force", action="store_true", help="overwrite existing files")
 
@@ -94,9 +98,10 @@ def _export(known: argparse.Namespace, _: list[str]) -> str:
 
     host, adapter = find_host(known.model)
     output: Path = known.output
-    if known.format in ("dense", "gguf") and host != "hf":
+    takes = {"dense": "hf", "gguf": "hf", "model2vec": "static"}.get(known.format, host)
+    if host != takes:
         raise UserError(
-            f"--format {known.format}: takes Hugging Face models, but {known.model} is of the host '{host}'"
+            f"--format {known.format}: takes models of the host '{takes}', but {known.model} is of '{host}'"
         )
     if (known.format == "gguf") != (known.gguf is not None):
         raise UserError(
@@ -112,6 +117,8 @@ def _export(known: argparse.Namespace, _: list[str]) -> str:
     if known.format == "dense":
         written = model.write_dense(output, known.force)
         return f"wrote {output}: dense tables, {written:,} bytes of weights"
+    if known.format == "model2vec":
+        return str(model.write_model2vec(output, known.dtype))
     if known.format == "gguf":
         return str(model.write_gguf(known.gguf, output))
     if known.format == "onnx":

@@ -48,7 +48,14 @@ visual-document-retrieval visual-question-answering zero-shot-classification
 """.split()
 
 
-def write_card(source: Path, target: Path, done: str, summary: str) -> None:
+def write_card(
+    source: Path,
+    target: Path,
+    done: str,
+    summary: str,
+    loading: str = "",
+    is_compressed: bool | None = None,
+) -> None:
     """Write the model card of a folder, above that of the original.
 
     Args:
@@ -56,19 +63,23 @@ def write_card(source: Path, target: Path, done: str, summary: str) -> None:
         target: the written folder.
         done: the title, such as "Vocabulary trimmed".
         summary: how, sizes and quality, in Markdown.
+        loading: how a model that is not of transformers is loaded, in Markdown.
+        is_compressed: whether it has compressed embeddings; None if its configuration says so.
     """
+    if is_compressed is None:
+        is_compressed = find_entry(read_json(target / CONFIG)) is not None
     original = source / _CARD
     text = original.read_text(encoding="utf-8-sig", errors="replace") if original.is_file() else ""
     parts = re.fullmatch(r"(?:\s*---\n(.*?\n)?---[ \t]*(?:\n|\Z))?(.*)", text, flags=re.DOTALL)
     header, body = parts.groups(default="") if parts else ("", text)
-    metadata = _metadata(source, target, _read(header))
+    metadata = _metadata(source, target, _read(header), is_compressed)
     header = require("huggingface_hub").ModelCardData(**metadata).to_yaml()
     links = [f"[{name}](https://huggingface.co/{name})" for name in _strings(metadata.get("base_model"))]
     about = [
         f"# {done} with shared-embeddings",
         *([f"The original is {' and '.join(links)}."] if links else []),
         summary.strip(),
-        _loading(target),
+        loading or _loading(target),
         _below(body.strip()),
     ]
     content = f"---\n{header}\n---\n\n" + "\n\n".join(filter(None, about)) + "\n"
@@ -87,10 +98,9 @@ def _read(header: str) -> Mapping[str, Any]:
     return metadata if isinstance(metadata, dict) else {}
 
 
-def _metadata(source: Path, target: Path, original: Mapping[str, Any]) -> dict[str, Any]:
+def _metadata(source: Path, target: Path, original: Mapping[str, Any], is_compressed: bool) -> dict[str, Any]:
     """Return metadata in the Hub's schema; results of the original, such as its model-index, are left out."""
     config = read_json(target / CONFIG)
-    is_compressed = find_entry(config) is not None
     is_sentences = (target / SENTENCE_LAYERS).is_file()
     tasks = [
         name for name in _strings(original.get("pipeline_tag")) if name in (*_TASKS.values(), *_OTHER_TASKS)
@@ -132,10 +142,9 @@ def _base_models(source: Path, original: Mapping[str, Any]) -> list[str]:
     folder = source.resolve()
     if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
         return [folder.parent.parent.name.removeprefix("models--").replace("--", "/")]
+    config = read_json(source / CONFIG) if (source / CONFIG).is_file() else {}
     names = _strings(original.get("base_model"))
-    names = names or [
-        name for name in _strings(read_json(source / CONFIG).get("_name_or_path")) if "/" in name
-    ]
+    names = names or [name for name in _strings(config.get("_name_or_path")) if "/" in name]
     # Others are, or may be, folders.
     return [
         name
