@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shared_embeddings.compress.options import MODEL, CompressOptions, TrimOptions
+from shared_embeddings.compress.options import MODEL, CompressOptions, TrimOptions, check_runtime
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.files import bytes_on_disk
 from shared_embeddings.utils.options import add_options, parse_options, parse_words
-from shared_embeddings.utils.paths import check_outputs, existing_file, existing_path, model_path, new_path
+from shared_embeddings.utils.paths import check_outputs, existing_path, model_path, new_path
 from shared_embeddings.utils.reading import parse_yaml
 
 # Data types of tables for model2vec.
@@ -23,7 +24,6 @@ _FORMATS = {
     "vec": "its word vectors in the text format of word2vec and fastText",
     "dense": "a Hugging Face folder with dense tables and the original names",
     "model2vec": "a static model for model2vec and sentence-transformers, in the data type of --dtype",
-    "gguf": "a copy of a GGUF file of the same model with the tables of this one, for llama.cpp",
 }
 
 
@@ -50,9 +50,11 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         "onnx-embeddings and vec",
     )
     formats = "; ".join(f"{name}: {text}" for name, text in _FORMATS.items())
-    command.add_argument("--format", choices=[*_FORMATS], default="onnx", help=f"{formats} (default: onnx)")
+    command.add_argument(
+        "--format", choices=[*_FORMATS], help=f"{formats} (default: onnx, or what a runtime reads)"
+    )
     command.add_argument("--dtype", choices=DTYPES, default="float16", help="of model2vec (default: float16)")
-    command.add_argument("--gguf", type=existing_file, metavar="FILE", help="the GGUF file to copy")
+    add_options(command, CompressOptions, ("runtime", "bits", "grid", "gguf"))
     command.add_argument("--force", action="store_true", help="overwrite existing files")
 
     title = "compare the files of a model with the checksums that were written with them"
@@ -98,30 +100,34 @@ def _export(known: argparse.Namespace, _: list[str]) -> str:
 
     host, adapter = find_host(known.model)
     output: Path = known.output
-    takes = {"dense": "hf", "gguf": "hf", "model2vec": "static"}.get(known.format, host)
+    runtime = getattr(known, "runtime", None)
+    if runtime is not None and known.format is not None:
+        raise UserError(f"--format {known.format}: has no effect with --for {runtime}; remove one of them")
+    form = "runtime" if runtime not in (None, "onnx") else known.format or "onnx"
+    takes = {"dense": "hf", "runtime": "hf", "model2vec": "static"}.get(form, host)
     if host != takes:
-        raise UserError(
-            f"--format {known.format}: takes models of the host '{takes}', but {known.model} is of '{host}'"
-        )
-    if (known.format == "gguf") != (known.gguf is not None):
-        raise UserError(
-            "--format gguf takes --gguf FILE, a GGUF file of the same model, and no other format does"
-        )
+        what = f"--for {runtime}" if form == "runtime" else f"--format {form}"
+        raise UserError(f"{what}: takes models of the host '{takes}', but {known.model} is of '{host}'")
     model: Any = adapter.read(known.model)
-    embeddings = [] if known.format not in ("onnx-embeddings", "vec") else model.embeddings()
+    embeddings = [] if form not in ("onnx-embeddings", "vec") else model.embeddings()
     outputs = [output]
     if len(embeddings) > 1:
         outputs = [output.with_name(f"{output.stem}.{part.name}{output.suffix}") for part in embeddings]
-    inputs = [known.model] if known.gguf is None else [known.model, known.gguf]
-    check_outputs(outputs, inputs, known.force)
-    if known.format == "dense":
+    gguf = getattr(known, "gguf", None)
+    check_outputs(outputs, filter(None, [known.model, gguf]), known.force)
+    if form == "dense":
         written = model.write_dense(output, known.force)
         return f"wrote {output}: dense tables, {written:,} bytes of weights"
-    if known.format == "model2vec":
+    if form == "model2vec":
         return str(model.write_model2vec(output, known.dtype))
-    if known.format == "gguf":
-        return str(model.write_gguf(known.gguf, output))
-    if known.format == "onnx":
+    if runtime is not None and form == "runtime":
+        chosen = check_runtime(runtime, gguf)
+        asked = getattr(known, "bits", None), getattr(known, "grid", None)
+        name, is_exact = model.find_grid(chosen, *asked)
+        model.write_for(chosen, name, output, gguf, "")
+        codes = "the codes of the model" if is_exact else "rounded to the nearest codes"
+        return f"wrote {output}: {name} for {runtime}, {codes}, {bytes_on_disk(output):,} bytes"
+    if form == "onnx":
         if not hasattr(model, "onnx_body"):
             raise UserError(
                 f"--format onnx: whole models of the host '{host}' are not exported to ONNX; use --format "
@@ -130,7 +136,7 @@ def _export(known: argparse.Namespace, _: list[str]) -> str:
         return export_model(model.onnx_body(), output).described()
     lines = []
     for embedding, path in zip(embeddings, outputs):
-        if known.format == "onnx-embeddings":
+        if form == "onnx-embeddings":
             lines.append(export_embedding(embedding, path).described())
             continue
         table = embedding.table().numpy()

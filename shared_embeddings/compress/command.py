@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from shared_embeddings.compress.options import (
     NO_CALIBRATION,
     CompressOptions,
     TrimOptions,
+    check_runtime,
     parse_max_loss,
 )
 from shared_embeddings.compress.recovery import SavedRecovery, recover
@@ -66,19 +68,33 @@ def compress(options: CompressOptions, **method_options: object) -> Compressed:
             cannot be measured.
         OSError: a file cannot be read or written.
     """
+    runtime = None if options.runtime is None else check_runtime(options.runtime, options.gguf)
+    grid, gguf = options.grid, options.gguf
+    if runtime is not None:
+        for name in method_options:
+            raise UserError(f"{name} is an option of a method; a runtime (for) has its own codes")
+        options = dataclasses.replace(options, runtime=None, grid=None, gguf=None, method="quantized")
     target, method_options = _method_options(options, method_options)
     with command_progress(), _trimmed(options) as (model, trimmed):
         session = Session(dataclasses.replace(options, model=model))
         if (output := options.output) is None:
             raise UserError("output is missing; name the model to write, or compare")
-        inputs = [options.model, *options.text, *options.trim_to, options.token_counts]
+        files = session.trained.files(output)
+        if runtime is not None:
+            if not hasattr(session.trained, "write_for"):
+                raise UserError(
+                    f"for {runtime.name}: takes Hugging Face models, not those of the host '{session.host}'"
+                )
+            widths = [table.table.size(1) for table in session.tables]
+            grid, of_grid = runtime.find_grid(options.bits, grid, widths)
+            method_options = of_grid.options(widths)
+        inputs = [options.model, *options.text, *options.trim_to, options.token_counts, gguf]
         inputs += [options.validation, options.validation_source, options.validation_target]
         for name in get_method_config(options.method).file_options if options.method is not None else ():
             value = method_options.get(name, STORED)
             inputs.append(Path(value) if isinstance(value, str) and value != STORED else None)
         maps = () if trimmed is None else trimmed.maps
-        outputs = [*session.trained.files(output), *maps, options.report]
-        check_outputs(filter(None, outputs), filter(None, inputs), options.force)
+        check_outputs(filter(None, [*files, *maps, options.report]), filter(None, inputs), options.force)
         saved = None
         if options.recover is not None:
             _ = session.held_out
@@ -101,7 +117,10 @@ def compress(options: CompressOptions, **method_options: object) -> Compressed:
         else:
             store = options.store or get_method_config(options.method).default_store
             fitted = fit_tables(session, options.method, method_options, store, target)
-        report = _finish(session, output, fitted, known, saved, trimmed)
+        write = None
+        if runtime is not None:
+            write = functools.partial(session.trained.write_for, runtime, grid, output, gguf)  # type: ignore[attr-defined]
+        report = _finish(session, output, fitted, known, saved, trimmed, write)
     return Compressed(report, None if trials is None else SearchReport(trials))
 
 
@@ -169,10 +188,12 @@ def _finish(
     known: tuple[QualityReport | None, Retention | None],
     saved: SavedRecovery | None,
     trimmed: Trimmed | None,
+    write: Callable[[str], None] | None,
 ) -> CompressionReport:
     """Place embeddings in the model, train it if that is wanted, measure it, and write it.
 
-    What is `known` of a model that is not trained is not measured again.
+    What is `known` of a model that is not trained is not measured again. A model for a runtime is written by
+    `write`, given the model card.
     """
     model, trained, options = session.options.model, session.trained, session.options
     notes = trained.place(fitted.embeddings)
@@ -207,7 +228,10 @@ def _finish(
     for path, content in trimmed.maps.items() if trimmed is not None else ():
         with replacing(path) as temporary:
             temporary.write_bytes(content)
-    trained.write(output, packed, report.card())
+    if write is None:
+        trained.write(output, packed, report.card())
+    else:
+        write(report.card())
     written = Sizes(report.bytes_on_disk.before, sum(map(bytes_on_disk, files)))
     report = dataclasses.replace(report, bytes_on_disk=written)
     if options.report is not None:

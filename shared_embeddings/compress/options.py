@@ -11,8 +11,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from shared_embeddings.export.runtime import Runtime, runtimes
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.options import option, require_at_least
+from shared_embeddings.utils.options import check_known, option, require_at_least
 from shared_embeddings.utils.paths import existing_file, existing_path, model_path, new_path, output_path
 
 # Modules that import torch are imported by the functions, so that help comes at once.
@@ -71,6 +72,18 @@ def parse_duration(text: str) -> Duration:
     return Duration(None, int(match[1]))
 
 
+def check_runtime(name: str, gguf: Path | None) -> Runtime:
+    """Return the runtime of a name; UserError if there is none, or a GGUF file is missing or has no use."""
+    check_known("runtime", name, runtimes())
+    runtime = runtimes()[name]
+    if runtime.takes_gguf != (gguf is not None):
+        raise UserError(
+            f"runtime {name}: {'needs' if runtime.takes_gguf else 'does not take'} a GGUF file of the model "
+            f"(gguf); {'name' if runtime.takes_gguf else 'remove'} it"
+        )
+    return runtime
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompressOptions:
     """What to compress and how; without `method`, several are tried and the best one is kept."""
@@ -87,6 +100,20 @@ class CompressOptions:
         "choose the smallest size with at most this loss of the quality, or else of the perplexity of the "
         "text or the predictions, such as 1%; or this divergence of the predictions, such as 0.02nats",
         None,
+    )
+
+    runtime: str | None = option(
+        lambda: (
+            "write what this program runs without this package, with codes of its own of so many bits: "
+            + "; ".join(f"{name}: {runtime.about}" for name, runtime in runtimes().items())
+        ),
+        None,
+        flag="for",
+        choices=runtimes,
+    )
+    grid: str | None = option("codes by the name that the runtime has for them, such as Q4_0", None)
+    gguf: Path | None = option(
+        "a GGUF file of the model, for llama.cpp: its other tensors are copied", None, parse=existing_file
     )
 
     method: str | None = option(
@@ -153,14 +180,22 @@ class CompressOptions:
         self._reject_with(
             self.compare, ("force", "report", "recover", "method"), "compare, which writes no model"
         )
-        self._reject_with(not self.check, ("recover", "validation", "validation_source"), "check=False")
-        if self.method is None:
+        self._reject_with(
+            not self.check, ("recover", "validation", "validation_source", "runtime"), "check=False"
+        )
+        if self.method is None and self.runtime is None:
             self._reject_with(True, ("store", "fit_steps"), "several methods; also give method")
             if not self.check:
                 raise UserError("check=False needs a method: several are compared by running the model")
         sizes = [name for name in ("size", "bits", "max_loss") if getattr(self, name) is not None]
-        if len(sizes) > 1 or (not sizes and self.method is None):
+        if len(sizes) > 1 or (not sizes and not (self.method or self.grid)):
             raise UserError("give exactly one of size, bits and max_loss, or a method")
+        if self.runtime is None:
+            self._reject_with(True, ("grid", "gguf"), "codes of this package; also give the runtime (for)")
+        else:
+            names = ("method", "store", "size", "max_loss", "recover", "compare")
+            self._reject_with(True, names, "a runtime (for), which has its own codes")
+            check_runtime(self.runtime, self.gguf)
         if self.method is not None and self.max_loss is not None:
             raise UserError("max_loss compares methods; remove method")
         if (self.validation_source is None) != (self.validation_target is None):

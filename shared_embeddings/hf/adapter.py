@@ -23,8 +23,10 @@ from shared_embeddings.checkpoints import load_tensors
 from shared_embeddings.compress import host
 from shared_embeddings.compress.measure import Quality, Samples, Validation
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
-from shared_embeddings.export.gguf import INPUT, OUTPUT, write_gguf
-from shared_embeddings.export.onnx import Example, OnnxBody, StandIn, quiet, rename_values
+from shared_embeddings.export.onnx import Example, OnnxBody, StandIn, export_model, quiet, rename_values
+from shared_embeddings.export.runtime import CodedTable, FolderRuntime, Runtime
+from shared_embeddings.export.runtimes.llama_cpp import INPUT, OUTPUT, write_gguf
+from shared_embeddings.export.tables import coded_table, is_in
 from shared_embeddings.hf import folder
 from shared_embeddings.hf.card import write_card
 from shared_embeddings.hf.quality import (
@@ -58,9 +60,6 @@ from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.options import OptionError
 from shared_embeddings.utils.reading import read_json, read_text
 
-# Types of models that are only a table, which the host "static" opens.
-_TABLES = ("model2vec", "shared_embeddings_static")
-
 
 class FolderAdapter(host.HostAdapter):
     """Opens folders with ``config.json`` and safetensors, as ``save_pretrained`` of transformers writes."""
@@ -68,7 +67,7 @@ class FolderAdapter(host.HostAdapter):
     def sniff(self, path: Path) -> bool:
         with contextlib.suppress(ValueError, OSError, AttributeError):
             config = read_json(path / folder.CONFIG)
-            is_table = config.get("model_type") in _TABLES
+            is_table = config.get("model_type") == "model2vec"
             return not is_table and ("model_type" in config or "architectures" in config)
         return False
 
@@ -238,7 +237,7 @@ class FolderModel(host.TrainedModel):
         return trace(self.module, sum(file.stat().st_size for file in folder.weight_files(self.path)))
 
     def files(self, path: Path) -> list[Path]:
-        if path != self.path:
+        if path != self.path and not path.is_file():
             folder.check_output(path, force=True)
         return [path]
 
@@ -262,22 +261,75 @@ class FolderModel(host.TrainedModel):
             folder.copy_files(folder.other_files(self.path), temporary)
             return sum(file.stat().st_size for file in temporary.glob("*.safetensors"))
 
-    def write_gguf(self, source: Path, output: Path) -> str:
-        """Write a GGUF file of the original with the tables of this model; see `export.gguf.write_gguf`."""
+    def find_grid(self, runtime: Runtime, bits: float | None, name: str | None) -> tuple[str, bool]:
+        """Return the grid of a runtime for this compressed model, and whether its codes are in it.
+
+        Without bits and a name, it is that of the codes. UserError if there is none.
+        """
         if not self.is_compressed:
-            raise UserError(f"model {self.path}: is not compressed, so it has no table for {source}")
+            raise UserError(f"model {self.path}: is not compressed; use compress for {runtime.name}")
+        embeddings = list(getattr(self.module, ENTRY).values())
+        if bits is None and name is None:
+            names = [
+                key for key, grid in runtime.grids.items() if all(is_in(part, grid) for part in embeddings)
+            ]
+            if not names:
+                raise UserError(
+                    f"model {self.path}: its codes are not among those of {runtime.name} "
+                    f"({', '.join(runtime.grids)}); give bits or a grid to round them again"
+                )
+            return names[0], True
+        name, grid = runtime.find_grid(bits, name, [part.embedding_dim for part in embeddings])
+        return name, all(is_in(part, grid) for part in embeddings)
+
+    def write_for(self, runtime: Runtime, grid_name: str, output: Path, gguf: Path | None, card: str) -> None:
+        """Write what a runtime loads without this library, with tables in one of its grids.
+
+        Args:
+            grid_name: see `Runtime.grids`. Codes of another grid are rounded again.
+            gguf: a file of the original, for a runtime that takes one.
+            card: as in `write`, for runtimes that read folders.
+        """
+        if not isinstance(runtime, FolderRuntime) and not runtime.takes_gguf:
+            export_model(self.onnx_body(), output)
+            return
         placements = from_entry(self.module.config.to_dict()[KEY])[1]
-        tables: dict[str, SharedEmbedding] = {}
-        for name, embedding in getattr(self.module, ENTRY).items():
+        grid, embeddings = runtime.grids[grid_name], dict(getattr(self.module, ENTRY).items())
+        for name, embedding in embeddings.items():
             with torch.no_grad():
                 check_single_table(name, embedding, placements[name])
-            sides = {INPUT: placements[name].inputs, OUTPUT: placements[name].outputs}
-            for tensor in (tensor for tensor, uses in sides.items() if uses):
-                if tables.setdefault(tensor, embedding) is not embedding:
-                    raise UserError(
-                        f"model {self.path}: has two tables for {tensor} of GGUF files; use --format onnx"
-                    )
-        return write_gguf(tables, source, output)
+        coded = {name: coded_table(embedding, grid) for name, embedding in embeddings.items()}
+        if gguf is not None:
+            tables: dict[str, CodedTable] = {}
+            for name, table in coded.items():
+                sides = {INPUT: placements[name].inputs, OUTPUT: placements[name].outputs}
+                for tensor in (tensor for tensor, uses in sides.items() if uses):
+                    if tables.setdefault(tensor, table) is not table:
+                        raise UserError(
+                            f"model {self.path}: has two tables for {tensor} of GGUF files; use "
+                            "another runtime"
+                        )
+            write_gguf(tables, grid_name, gguf, output)
+            return
+        assert isinstance(runtime, FolderRuntime)
+        layers: dict[str, Tensor] = {}
+        for name, table in coded.items():
+            for number, path in enumerate((*placements[name].inputs, *placements[name].outputs)):
+                arrays = runtime.layer_tensors(path, number >= len(placements[name].inputs), table, grid)
+                layers |= {key: torch.from_numpy(array) for key, array in arrays.items()}
+        if not runtime.scales_in_float32:
+            kind = self.module.dtype
+            layers = {
+                key: part.to(kind) if part.is_floating_point() else part for key, part in layers.items()
+            }
+        paths = [path for name in coded for path in (*placements[name].inputs, *placements[name].outputs)]
+        plain = dense_model(self.module)
+        with replacing(output) as temporary:
+            folder.save_pretrained(plain, temporary)
+            weights = [f"{path}.weight" for path in paths]
+            folder.replace_tensors(temporary, weights, layers, runtime.settings(paths, grid))
+            folder.copy_files(folder.other_files(self.path), temporary)
+            write_card(self.path, temporary, "Word embeddings compressed", card, runtime)
 
 
 class UnbuiltModel(FolderModel):

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from shared_embeddings.export.runtime import FolderRuntime
 from shared_embeddings.hf.folder import CONFIG, REMOTE_CODE, SENTENCE_LAYERS, auto_classes
 from shared_embeddings.hf.word_layers import find_entry
 from shared_embeddings.utils.errors import require
@@ -53,6 +54,7 @@ def write_card(
     target: Path,
     done: str,
     summary: str,
+    runtime: FolderRuntime | None = None,
     loading: str = "",
     is_compressed: bool | None = None,
 ) -> None:
@@ -63,23 +65,26 @@ def write_card(
         target: the written folder.
         done: the title, such as "Vocabulary trimmed".
         summary: how, sizes and quality, in Markdown.
+        runtime: what loads the folder, if not this library.
         loading: how a model that is not of transformers is loaded, in Markdown.
         is_compressed: whether it has compressed embeddings; None if its configuration says so.
     """
     if is_compressed is None:
-        is_compressed = find_entry(read_json(target / CONFIG)) is not None
+        is_compressed = runtime is not None or find_entry(read_json(target / CONFIG)) is not None
     original = source / _CARD
     text = original.read_text(encoding="utf-8-sig", errors="replace") if original.is_file() else ""
     parts = re.fullmatch(r"(?:\s*---\n(.*?\n)?---[ \t]*(?:\n|\Z))?(.*)", text, flags=re.DOTALL)
     header, body = parts.groups(default="") if parts else ("", text)
     metadata = _metadata(source, target, _read(header), is_compressed)
+    if runtime is not None:
+        metadata["library_name"] = runtime.library
     header = require("huggingface_hub").ModelCardData(**metadata).to_yaml()
     links = [f"[{name}](https://huggingface.co/{name})" for name in _strings(metadata.get("base_model"))]
     about = [
         f"# {done} with shared-embeddings",
         *([f"The original is {' and '.join(links)}."] if links else []),
         summary.strip(),
-        loading or _loading(target),
+        loading or _loading(target, runtime),
         _below(body.strip()),
     ]
     content = f"---\n{header}\n---\n\n" + "\n\n".join(filter(None, about)) + "\n"
@@ -179,7 +184,7 @@ def _class_of(config: Mapping[str, Any]) -> str:
     return next((name for name in (*_TASKS, *classes) if classes.get(name) == kind), kind)
 
 
-def _loading(target: Path) -> str:
+def _loading(target: Path, runtime: FolderRuntime | None) -> str:
     """Return how the folder is loaded, with this library and without."""
     config = read_json(target / CONFIG)
     name, library = _class_of(config), "transformers"
@@ -188,6 +193,8 @@ def _loading(target: Path) -> str:
         name, library, load = "SentenceTransformer", "sentence_transformers", 'SentenceTransformer("DIR"{})'
     code = f"from {library} import {name}\n\nmodel = {load}\n```"
     parts = ["## How to load it", "`DIR` is this folder, or its name on the Hub."]
+    if runtime is not None:
+        return "\n\n".join([*parts, f"```python\n{runtime.loading}\n```"])
     if find_entry(config) is None:
         return "\n\n".join([*parts, "```python\n" + code.format("")])
     parts += [

@@ -6,12 +6,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shared_embeddings.checkpoints import check_sizes, load_tensors, stamp_safetensors
+from torch import Tensor
+
+from shared_embeddings.checkpoints import check_sizes, load_tensors, save_safetensors, stamp_safetensors
 from shared_embeddings.hf.word_layers import KEY, find_entry
 from shared_embeddings.quant.codec import DECODED_METHODS, check_decoder, program
 from shared_embeddings.utils.errors import UserError, first_line, require
@@ -238,6 +240,19 @@ def save_pretrained(model: Any, folder: Path, **settings: Any) -> None:
     add_remote_code(folder)
     for file in folder.glob("*.safetensors"):
         stamp_safetensors(file)
+
+
+def replace_tensors(
+    folder: Path, weights: Sequence[str], tensors: Mapping[str, Tensor], settings: Mapping[str, Any]
+) -> None:
+    """Replace weights of a folder by other tensors in one file, and add settings to its configuration."""
+    files = weight_files(folder)
+    state = {name: part for file in files for name, part in load_tensors(file, f"weights {file}").items()}
+    state = {name: part for name, part in state.items() if name not in weights} | dict(tensors)
+    for file in [*files, folder / INDEX]:
+        file.unlink(missing_ok=True)
+    save_safetensors(state, folder / WEIGHTS, {"format": "pt"})
+    write_json(folder / CONFIG, {**read_json(folder / CONFIG), **settings})
 
 
 def add_remote_code(folder: Path) -> None:

@@ -90,6 +90,12 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
         require(
             self.bits <= 8.0, f"option 'bits' is {self.bits:g}, but it must be from 0.25 to 8; choose fewer"
         )
+        rates = codecs()[self.codec].rates
+        require(
+            {math.floor(self.bits), math.ceil(self.bits)} <= set(rates),
+            f"option 'bits' is {self.bits:g}, but codec {self.codec} has only "
+            f"{', '.join(f'{rate:g}' for rate in rates[1:])}; choose one of them",
+        )
         require(
             codecs()[self.codec].has_groups or self.group_size == DEFAULT_GROUP,
             f"option 'group_size' has no effect with codec {self.codec}; remove it or choose codec "
@@ -134,7 +140,8 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
 
     @classmethod
     def candidates(cls) -> list[Candidate]:
-        others = [Candidate({"codec": name}, "fp16") for name in codecs() if name != DEFAULT_CODEC]
+        named = [name for name, codec in codecs().items() if codec.is_candidate and name != DEFAULT_CODEC]
+        others = [Candidate({"codec": name}, "fp16") for name in named]
         return [Candidate({}, "fp16"), *others]
 
     @classmethod
@@ -258,21 +265,12 @@ class QuantizedEmbedding(SharedEmbedding):
         return dense(self.get_buffer(self.code_names[rate]))
 
     def rows(self, ids: Tensor) -> Tensor:
-        return self.restore(self.coded_rows(ids))
-
-    def restore(self, rows: Tensor) -> Tensor:
-        """Return the vectors ``(n, D)`` of rows as the codec stores them, by a linear map."""
-        return rotate(
-            self.codec.project(rows, self._shared().books, is_inverted=True), self.signs, is_inverted=True
-        )
-
-    def coded_rows(self, ids: Tensor) -> Tensor:
-        """Return the rows of words ``(n,)`` as the codec stores them, before `restore`."""
         shared, scales = self._shared(), F.embedding(ids, self.word_scales)
         books, slots = shared.books, shared.slots
         if slots is None:
             rate = next(iter(self.word_counts))
-            return self._decoded(self.codes(rate).index_select(0, ids), scales, rate, books)
+            rows = self._decoded(self.codes(rate).index_select(0, ids), scales, rate, books)
+            return rotate(self.codec.project(rows, books, is_inverted=True), self.signs, is_inverted=True)
         places, ends = slots.index_select(0, ids).int(), [*itertools.accumulate(self.word_counts.values())]
         if needs_fixed_shapes(ids):
             # Sizes must not depend on data in compiled graphs, so each rate decodes all words.
@@ -282,7 +280,7 @@ class QuantizedEmbedding(SharedEmbedding):
                 decoded = self._decoded(self.codes(rate).index_select(0, every), scales, rate, books)
                 has_rate = (places >= end - count) & (places < end)
                 rows = torch.where(has_rate.unsqueeze(1), decoded, rows)
-            return rows
+            return rotate(self.codec.project(rows, books, is_inverted=True), self.signs, is_inverted=True)
         # In the order of slots, words of a rate are consecutive.
         places, order = places.sort()
         bounds = [0, *torch.searchsorted(places, places.new_tensor(ends)).tolist()]
@@ -292,10 +290,14 @@ class QuantizedEmbedding(SharedEmbedding):
                 codes = self.codes(rate).index_select(0, places[first:last] - (end - count))
                 parts.append(self._decoded(codes, scales[first:last], rate, books))
         rows = torch.cat(parts)
-        return torch.empty_like(rows).index_copy(0, order, rows)
+        rows = torch.empty_like(rows).index_copy(0, order, rows)
+        return rotate(self.codec.project(rows, books, is_inverted=True), self.signs, is_inverted=True)
 
     def _all_rows(self) -> Tensor:
-        return torch.cat([self.restore(rows) for rows in self._decoded_rows().split(BLOCK)])
+        books, signs, parts = self._shared().books, self.signs, []
+        for rows in self._decoded_rows().split(BLOCK):
+            parts.append(rotate(self.codec.project(rows, books, is_inverted=True), signs, is_inverted=True))
+        return torch.cat(parts)
 
     def output_factors(self) -> OutputFactors:
         """The decoded rows ``(V, D)``, and the map ``(D, D)`` that restores them and rotates them back."""

@@ -68,6 +68,7 @@ class Codec(ABC):
         has_groups: whether groups of numbers have a scale. Other scales are positive, one for each row,
             which 8 bits are enough for.
         about_layout: what the option `directions` lists, for the description of that option.
+        is_candidate: whether it is tried where no codec is asked for.
         example_bits: a typical rate, for tests.
         few_states: more hidden states than this are scored faster by a product with decoded rows.
         codes_name: of the tensors with codes, before the number of a rate. Another name keeps a codec from
@@ -86,6 +87,7 @@ class Codec(ABC):
     rotates: ClassVar[bool] = True
     has_groups: ClassVar[bool] = False
     about_layout: ClassVar[str] = ""
+    is_candidate: ClassVar[bool] = True
     example_bits: ClassVar[float] = 4.0
     few_states: ClassVar[int] = 4
     codes_name: ClassVar[str] = "codes"
@@ -126,7 +128,7 @@ class Codec(ABC):
             The codec with the layout for this table, and the rates ``(V,)`` of all words.
         """
         is_whole = importance is None and bits == int(bits)
-        if is_whole and self.onnx_rates:  # other programs read a single rate only
+        if is_whole and self.has_groups:  # other programs read a single rate only
             return self, torch.full((len(table),), float(bits))
         margin = _WORTH_MIXING if is_whole else _WORTH_SAVING
         errors = torch.tensor([self.errors[rate] for rate in self.rates], dtype=torch.float64)

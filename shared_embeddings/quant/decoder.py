@@ -104,7 +104,8 @@ def decoded_table(
     only = int(min(codes).removeprefix(kind)) if codes else 0
     places = numbers.get("widths", np.full(num_embeddings, only))
     scales = numbers["row_scales"] if "row_scales" in numbers else numbers["scales"]
-    group = embedding_dim if scales.shape[1] == 1 else settings["group_size"]
+    group = embedding_dim if "row_scales" in numbers else min(settings["group_size"], embedding_dim)
+    groups = -(-embedding_dim // group)  # with scales, then offsets, if there are any
     table = np.zeros((num_embeddings, embedding_dim), np.float32)
     if places.shape != (num_embeddings,) or not np.isin(places, range(len(RATES))).all():
         raise ValueError("widths are not those of the words")
@@ -120,7 +121,9 @@ def decoded_table(
         for start in range(0, len(words), _BLOCK):
             ids = words[start : start + _BLOCK]
             decoded = decode(rows[start : start + _BLOCK], rate, embedding_dim, {**settings, **numbers})
-            decoded = decoded * np.repeat(scales[ids], group, axis=1)[:, :embedding_dim]
+            decoded = decoded * np.repeat(scales[ids, :groups], group, axis=1)[:, :embedding_dim]
+            if scales.shape[1] > groups:
+                decoded = decoded + np.repeat(scales[ids, groups:], group, axis=1)[:, :embedding_dim]
             if "signs" in numbers:
                 # Rotated back by small orthogonal matrices along the factors of D, then signs.
                 done = 1

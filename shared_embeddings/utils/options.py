@@ -14,7 +14,7 @@ import json
 import os
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Real
 from typing import Any, Literal, TypeVar
 
@@ -40,6 +40,8 @@ def option(
     parse: Callable[[str], Any] | None = None,
     minimum: float | None = None,
     below: float = 2**31,
+    flag: str | None = None,
+    choices: Callable[[], Iterable[str]] | None = None,
 ) -> Any:
     """Declare a field of an options dataclass.
 
@@ -50,13 +52,20 @@ def option(
         repr: whether the value is part of the options' ``repr``.
         parse: the argparse type for `add_options`, if it is not that of the annotation.
         minimum, below: `parse_options` accepts numbers from `minimum` up to, not including, `below`.
+        flag: its name on the command line, where that is a keyword of Python.
+        choices: a function that returns the values that the command line offers.
     """
-    metadata = {"description": description, "parse": parse, "minimum": minimum, "below": below}
+    metadata: dict[str, Any] = {"description": description, "parse": parse, "flag": flag, "choices": choices}
+    metadata |= {"minimum": minimum, "below": below}
     return dataclasses.field(default=default, default_factory=factory, repr=repr, metadata=metadata)
 
 
-def add_options(parser: argparse._ActionsContainer, options_class: type[Any]) -> None:
-    """Add the fields of an options dataclass to a command: ``map_dim`` becomes ``--map-dim``.
+def add_options(
+    parser: argparse._ActionsContainer, options_class: type[Any], only: Collection[str] | None = None
+) -> None:
+    """Add the fields of an options dataclass, or `only` these, to a command.
+
+    The field ``map_dim`` becomes ``--map-dim``.
 
     A bool becomes the flags ``--name`` and ``--no-name``, a tuple takes several words, a Literal has choices.
     Omitted options are missing in the parsed arguments: their defaults are those of the class::
@@ -66,6 +75,8 @@ def add_options(parser: argparse._ActionsContainer, options_class: type[Any]) ->
     """
     hints = typing.get_type_hints(options_class)
     for field in dataclasses.fields(options_class):
+        if only is not None and field.name not in only:
+            continue
         hint, metadata = hints[field.name], option_metadata(options_class, field.name)
         parse, text = metadata["parse"], metadata["description"]
         if typing.get_origin(hint) in _UNIONS:
@@ -77,8 +88,12 @@ def add_options(parser: argparse._ActionsContainer, options_class: type[Any]) ->
             settings = {"choices": typing.get_args(hint)}
         elif typing.get_origin(hint) is tuple:
             settings = {"type": parse or typing.get_args(hint)[0], "nargs": "+"}
+        if metadata["choices"] is not None:
+            settings["choices"] = list(metadata["choices"]())
+        if metadata["flag"] is not None:
+            settings["dest"] = field.name
         parser.add_argument(
-            "--" + field.name.replace("_", "-"),
+            "--" + (metadata["flag"] or field.name).replace("_", "-"),
             required=field.default is field.default_factory is dataclasses.MISSING,
             default=argparse.SUPPRESS,
             help=(text() if callable(text) else text).replace("%", "%%"),

@@ -1,24 +1,17 @@
-"""The tables of a compressed model in a GGUF file of the same model, for llama.cpp.
-
-Uniform codes with a scale for every 32 numbers are stored as they are: 4 bits as Q4_0, 8 bits as Q8_0, which
-have the same levels. Other tables are rounded to Q8_0, or to float16 where rows are no multiple of 32.
+"""llama.cpp's types in blocks of 32 numbers, in a copy of a GGUF file of the original.
 
 Axes: ``V`` vocabulary, ``D`` dimensions.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.modules.quantized import QuantizedEmbedding
-from shared_embeddings.quant.packed_tensor import dense
+from shared_embeddings.export.runtime import CodedTable, Grid, Runtime, register
 from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.files import replacing
 
@@ -29,13 +22,29 @@ _BLOCK = 32
 _QUANTIZATION_VERSION = 2
 
 
-@torch.no_grad()
-def write_gguf(tables: Mapping[str, SharedEmbedding], source: Path, output: Path) -> str:
-    """Write a copy of a GGUF file with other tables, and return a line for the user.
+@register("llama.cpp")
+class LlamaCpp(Runtime):
+    """See the module. Types with blocks of 256 numbers, whose scales have codes, too, are not written."""
+
+    about = "a copy of a GGUF file of the model with the table in codes of this one"
+    takes_gguf = True
+    grids = {
+        "Q8_0": Grid("uniform", 8, _BLOCK),
+        "Q5_0": Grid("uniform", 5, _BLOCK),
+        "Q5_1": Grid("affine", 5, _BLOCK),
+        "IQ4_NL": Grid("iq4_nl", 4, _BLOCK),
+        "Q4_0": Grid("uniform", 4, _BLOCK),
+        "Q4_1": Grid("affine", 4, _BLOCK),
+    }
+
+
+def write_gguf(tables: Mapping[str, CodedTable], grid: str, source: Path, output: Path) -> None:
+    """Write a copy of a GGUF file with other tables.
 
     Args:
-        tables: the embeddings by the name of their tensor, `INPUT` and maybe `OUTPUT`. A file without the
-            latter scores words with `INPUT`, so that it needs one table for both.
+        tables: by the name of their tensor, `INPUT` and maybe `OUTPUT`. A file without the latter scores words
+            with `INPUT`, so that it needs one table for both.
+        grid: one of those of `LlamaCpp`.
 
     Raises:
         UserError: `source` is not a GGUF file or of another model, or the package gguf cannot copy it.
@@ -58,20 +67,20 @@ def write_gguf(tables: Mapping[str, SharedEmbedding], source: Path, output: Path
             "gguf-split --merge FIRST_PART MERGED, and name the merged file"
         )
     before = {tensor.name: tensor for tensor in reader.tensors}
-    if len({id(embedding) for embedding in tables.values()}) > 1 and OUTPUT not in before:
+    if len({id(table) for table in tables.values()}) > 1 and OUTPUT not in before:
         raise UserError(f"{source}: has one table, but the model has two; convert the model itself")
     new: dict[str, tuple[np.ndarray, Any]] = {}
-    for name, embedding in tables.items():
+    for name, table in tables.items():
         if name == OUTPUT and OUTPUT not in before:
             continue
-        shape = [embedding.embedding_dim, embedding.num_embeddings]
-        stored = [int(size) for size in before[name].shape] if name in before else None
+        shape = list(table.codes.shape)
+        stored = [int(size) for size in before[name].shape][::-1] if name in before else None
         if stored != shape:
             raise UserError(
-                f"{source}: its {name} is {stored and stored[::-1]}, but the model's table is {shape[::-1]}; "
-                "name a file of the same model, with the same vocabulary"
+                f"{source}: its {name} is {stored}, but the model's table is {shape}; name a file of the "
+                "same model, with the same vocabulary"
             )
-        new[name] = _blocks(embedding, name == OUTPUT)
+        new[name] = blocks(table, grid), gguf.GGMLQuantizationType[grid]
     try:
         with replacing(output) as temporary:
             _copy(reader, new, temporary)
@@ -79,41 +88,21 @@ def write_gguf(tables: Mapping[str, SharedEmbedding], source: Path, output: Path
         raise UserError(
             f"{source}: cannot be copied ({first_line(error)}); convert the model again"
         ) from error
-    values, table = gguf.quants.dequantize(*new[INPUT]), tables[INPUT].table().float().numpy()
-    difference = np.abs(values - table).max() / max(np.abs(table).max(), 1e-30)
-    named = ", ".join(f"{name} in {kind.name}" for name, (_, kind) in new.items())
-    return f"wrote {output}: {named}, {os.path.getsize(output):,} bytes, within {difference:.1e} of torch"
 
 
-def _blocks(embedding: SharedEmbedding, is_output: bool) -> tuple[np.ndarray, Any]:
-    """A table as rows of bytes, and its type."""
-    gguf = require("gguf")
-    kinds = gguf.GGMLQuantizationType
-    dim = embedding.embedding_dim
-    if (
-        isinstance(embedding, QuantizedEmbedding)
-        and embedding.options.codec == "uniform"
-        and embedding.options.group_size == _BLOCK
-        and dim % _BLOCK == 0
-        and [*embedding.word_counts] in ([4], [8])
-    ):
-        (rate,) = embedding.word_counts
-        codes = embedding.codes(rate).numpy()
-        scales = dense(embedding.get_parameter("scales")).view(len(codes), -1).half().clone()
-        if embedding.padding_idx is not None:
-            scales[embedding.padding_idx] = 0
-        heads = scales.unsqueeze(-1).view(torch.uint8).numpy()
-        if rate == 8:
-            # Codes are 128 more than the signed numbers of Q8_0.
-            bodies, kind = codes.reshape(len(codes), -1, _BLOCK) ^ 128, kinds.Q8_0
-        else:
-            # Here a byte has two neighbors, the first in its upper half; there, numbers i and i + 16.
-            numbers = np.stack([codes >> 4, codes & 15], axis=-1).reshape(len(codes), -1, _BLOCK)
-            bodies, kind = numbers[..., : _BLOCK // 2] | numbers[..., _BLOCK // 2 :] << 4, kinds.Q4_0
-        return np.concatenate([heads, bodies], axis=-1).reshape(len(codes), -1), kind
-    table = (embedding.output_table() if is_output else embedding.table()).float().numpy()
-    kind = kinds.F16 if dim % _BLOCK else kinds.Q8_0
-    return gguf.quants.quantize(table, kind), kind
+def blocks(table: CodedTable, grid: str) -> np.ndarray:
+    """Return a table as rows of bytes: each block has the scale, maybe the offset, and the codes."""
+    codes = table.codes.reshape(len(table.codes), -1, _BLOCK)
+    numbers = [table.scales] if table.offsets is None else [table.scales, table.offsets]
+    parts: list[Any] = [part.astype("<f2")[:, :, None].view(np.uint8) for part in numbers]
+    if grid == "Q8_0":
+        parts.append(codes ^ 128)  # signed
+    else:
+        if grid.startswith("Q5"):  # fifth bits, then the others
+            parts.append(np.packbits(codes >> 4, axis=2, bitorder="little"))
+        low = codes & 15
+        parts.append(low[:, :, : _BLOCK // 2] | low[:, :, _BLOCK // 2 :] << 4)
+    return np.concatenate(parts, axis=2).reshape(len(codes), -1)
 
 
 def _copy(reader: Any, tables: Mapping[str, tuple[np.ndarray, Any]], output: Path) -> None:

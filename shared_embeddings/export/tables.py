@@ -1,0 +1,41 @@
+"""Tables of embeddings in the grids of runtimes.
+
+Axes: ``V`` vocabulary, ``D`` dimensions.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from shared_embeddings.compress.fit import fit
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.export.runtime import CodedTable, Grid
+from shared_embeddings.modules.quantized import QuantizedEmbedding
+from shared_embeddings.quant.bits import read_windows
+from shared_embeddings.quant.codec import BLOCK
+from shared_embeddings.quant.grid import GridCodec
+from shared_embeddings.quant.packed_tensor import dense
+
+
+def is_in(embedding: SharedEmbedding, grid: Grid) -> bool:
+    """Return whether the codes of an embedding are those of a grid."""
+    if not isinstance(embedding, QuantizedEmbedding) or [*embedding.word_counts] != [grid.bits]:
+        return False
+    group = grid.group_size or embedding.embedding_dim
+    return embedding.options.codec == grid.codec and embedding.codec.group_size == group
+
+
+@torch.no_grad()
+def coded_table(embedding: SharedEmbedding, grid: Grid) -> CodedTable:
+    """Return an embedding in a grid: its own codes, or if they are others, the nearest ones to its table."""
+    dim = embedding.embedding_dim
+    if not is_in(embedding, grid):
+        embedding, _ = fit("quantized", embedding.table().float(), **grid.options([dim]))
+    assert isinstance(embedding, QuantizedEmbedding) and isinstance(embedding.codec, GridCodec)
+    packed, bits = embedding.codes(grid.bits), grid.bits
+    codes = torch.cat([read_windows(part, dim, bits, bits).to(torch.uint8) for part in packed.split(BLOCK)])
+    scales = dense(embedding.get_parameter("scales")).float().view(len(codes), -1).clone()
+    if embedding.padding_idx is not None:
+        scales[embedding.padding_idx] = 0.0
+    factors, *offsets = scales.split(embedding.codec.num_groups, dim=1)
+    return CodedTable(codes.numpy(), factors.numpy(), offsets[0].numpy() if offsets else None)

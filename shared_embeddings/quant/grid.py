@@ -1,0 +1,159 @@
+"""Codecs whose rows are levels times a scale for each group of numbers, maybe plus an offset.
+
+What other runtimes read are such grids. All are rounded in the same way: the scale of a group is the best one
+for its numbers, corrected for the errors of the groups before, where the error of a number counts by what
+later numbers cannot make up for. Scales and offsets are rounded to bfloat16 before codes are chosen, so that
+float32, float16 and bfloat16 hold them exactly.
+
+Axes: ``n`` rows, ``D`` dimensions, ``S`` groups of a row, ``G`` numbers in a group, ``K`` levels.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shared_embeddings.quant import kernels
+from shared_embeddings.quant.bits import pack_bits, read_entries
+from shared_embeddings.quant.codec import Books, Codec, Encoded
+from shared_embeddings.quant.metric import Metric
+
+# First scales that are tried, relative to one whose last level is the largest number, and the least-squares
+# steps after each.
+_TRIALS, _REFINEMENTS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0), 2
+
+
+class GridCodec(Codec):
+    """See the module. Scales are ``(n, S)``, and followed by offsets ``(n, S)`` if there are any.
+
+    Attributes:
+        has_offsets: whether groups have an offset.
+        num_groups: S. The last group of a row may be smaller.
+    """
+
+    rotates = False
+    has_groups = True
+    has_offsets: ClassVar[bool] = False
+
+    def __init__(self, dim: int, group_size: int = 32, layout: tuple[int, ...] = ()) -> None:
+        super().__init__(dim, group_size, layout)
+        self.num_groups = self.num_scales
+        self.num_scales *= 1 + self.has_offsets
+
+    @staticmethod
+    @abstractmethod
+    def levels(rate: float) -> np.ndarray:
+        """The levels ``(K,)`` of codes 0, 1, ..., ascending, in float32."""
+
+    def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
+        levels = torch.from_numpy(self.levels(rate)).to(rows.device)
+        scales = rows.new_empty(len(rows), self.num_scales)
+        codes = torch.empty_like(rows, dtype=torch.uint8)
+        if metric is None:
+            weights = rows.new_ones(self.dim)
+            for group in range(self.num_groups):
+                of_group = slice(group * self.group_size, (group + 1) * self.group_size)
+                best = best_scales(rows[:, of_group], weights[of_group], levels, self.has_offsets)
+                scales[:, group :: self.num_groups] = best
+                codes[:, of_group] = nearest_codes(rows[:, of_group], best, levels)
+            return Encoded(pack_bits(codes, int(rate)), scales)
+        weights = metric.upper.diagonal() ** -2
+
+        def quantize(left: Tensor, column: int) -> Tensor:
+            group, place = divmod(column, self.group_size)
+            if place == 0:
+                of_group = weights[column : column + self.group_size]
+                best = best_scales(left[:, : len(of_group)], of_group, levels, self.has_offsets)
+                scales[:, group :: self.num_groups] = best
+            of_rows = scales[:, group :: self.num_groups]
+            codes[:, column] = nearest_codes(left[:, :1], of_rows, levels).squeeze(1)
+            return apply_scales(levels[codes[:, column].long()].unsqueeze(1), of_rows)
+
+        metric.round(rows, range(1, self.dim + 1), quantize)
+        return Encoded(pack_bits(codes, int(rate)), scales)
+
+    def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
+        if kernels.usable(codes):
+            ones, zeros = torch.ones(self.dim), torch.zeros(self.dim)
+            plan = _plan(type(self), self.dim, int(rate))
+            values = kernels.decode_rows(codes, scales.new_ones(len(codes), 1), plan, ones, zeros)
+        else:
+            levels = torch.from_numpy(self.levels(rate)).to(codes.device)
+            values = read_entries(codes, self.dim, int(rate), levels).to(scales.dtype)
+        factors, *offsets = scales.split(self.num_groups, dim=1)
+        if self.dim % self.group_size == 0:
+            values, spread = values.unflatten(1, (-1, self.group_size)), scales.unsqueeze(-1)
+            factors, *offsets = spread.split(self.num_groups, dim=1)
+            values = torch.addcmul(offsets[0], values, factors) if offsets else values * factors
+            return values.flatten(1)
+        factors, *offsets = (
+            part.repeat_interleave(self.group_size, dim=1)[:, : self.dim] for part in (factors, *offsets)
+        )
+        return torch.addcmul(offsets[0], values, factors) if offsets else values * factors
+
+
+@functools.cache
+def _plan(codec: type[GridCodec], dim: int, width: int) -> kernels.EntryPlan:
+    """How `kernels.decode_rows` reads rows of D numbers."""
+    ends = width * np.arange(1, dim + 1)
+    return kernels.EntryPlan.of(ends, np.zeros_like(ends), width, codec.levels(width))
+
+
+def best_scales(numbers: Tensor, weights: Tensor, levels: Tensor, has_offset: bool) -> Tensor:
+    """The scales ``(n, 1)``, or scales and offsets ``(n, 2)``, that leave the least squared error of a group.
+
+    Args:
+        numbers: ``(n, G)``.
+        weights: of their squared errors ``(G,)``.
+        levels: ``(K,)``.
+    """
+    weights = weights / weights.sum()
+    if has_offset:
+        low, high = numbers.aminmax(dim=1, keepdim=True)
+        span, middle = (high - low) / (levels[-1] - levels[0]), (high + low) / 2
+        center = (levels[-1] + levels[0]) / 2
+        starts = [torch.cat([span * trial, middle - span * trial * center], dim=1) for trial in _TRIALS]
+    else:
+        # One side may have more levels: it is that of the largest number.
+        largest = numbers.gather(1, numbers.abs().argmax(dim=1, keepdim=True))
+        last = levels[levels.abs().argmax()]
+        starts = [largest * (trial / last) for trial in _TRIALS]
+    best, least = torch.zeros_like(starts[0]), numbers.new_full((len(numbers), 1), torch.inf)
+    for scales in starts:
+        for step in range(_REFINEMENTS + 1):
+            scales = scales.bfloat16().float()
+            chosen = levels[nearest_codes(numbers, scales, levels).long()]
+            errors = (numbers - apply_scales(chosen, scales)).square() @ weights.unsqueeze(1)
+            best, least = torch.where(errors < least, scales, best), torch.minimum(errors, least)
+            if step == _REFINEMENTS:
+                break
+            mean = numbers.new_zeros(len(numbers), 1)
+            if has_offset:
+                mean = chosen @ weights.unsqueeze(1)
+            spread = (chosen - mean) * weights
+            norms = (spread * chosen).sum(dim=1, keepdim=True).clamp(min=1e-30)
+            scales = (spread * numbers).sum(dim=1, keepdim=True) / norms
+            if has_offset:
+                scales = torch.cat([scales, numbers @ weights.unsqueeze(1) - scales * mean], dim=1)
+    return best
+
+
+def nearest_codes(numbers: Tensor, scales: Tensor, levels: Tensor) -> Tensor:
+    """The codes ``(n, G)`` uint8 of the nearest levels to numbers ``(n, G)`` of a group."""
+    factors, *offsets = scales.split(1, dim=1)
+    parts = (numbers - offsets[0] if offsets else numbers) / factors.masked_fill(factors == 0, 1.0)
+    step = levels[1] - levels[0]
+    if bool((levels.diff() == step).all()):
+        return ((parts - levels[0]) / step).round_().clamp_(0, len(levels) - 1).to(torch.uint8)
+    return torch.bucketize(parts, (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
+
+
+def apply_scales(levels: Tensor, scales: Tensor) -> Tensor:
+    """The numbers ``(n, G)`` of a group with these levels ``(n, G)``."""
+    factors, *offsets = scales.split(1, dim=1)
+    return torch.addcmul(offsets[0], levels, factors) if offsets else levels * factors
