@@ -231,7 +231,8 @@ def shrink_static(recipe: Recipe, row: ShrinkRow) -> None:
         asked = ["export", *places, "--format", "model2vec", "--dtype", row.dtype]
         step(row.name, inputs[:1], outputs, run_command, COMMAND, asked, dtype=row.dtype)
     else:
-        step(row.name, inputs, outputs, _compress, source, text, folder, row, **vars(row))
+        # eval.sh compares more.
+        step(row.name, inputs, outputs, _compress, source, text, folder, row, ["--no-check"], **vars(row))
 
 
 def _compress(model: Path, text: Path, output: Path, row: ShrinkRow, more: Sequence[str | Path] = ()) -> None:
