@@ -31,7 +31,7 @@ STATIC = "static"
 # Of each model, the row of the original.
 ORIGINAL = "float16"
 # Sentences that model2vec encodes together, and runs of which the fastest counts.
-_BATCH, _ROUNDS = 1024, 5
+_BATCH, _ROUNDS = 1024, 20
 _WORDS = "words"  # the names of tokens, for numpy
 
 
@@ -148,7 +148,7 @@ def evaluate_static(
     texts = EncoderTexts(**read_json(prepared / TEXTS))
     encoder, original = read_static(folder), read_static(source)
     vectors, before = (texts.encode(read, prepared / PAIRS) for read in (encoder, original))
-    with safe_open(folder / static.WEIGHTS, "np") as file:
+    with safe_open(folder / static.WEIGHTS, "pt") as file:
         stored = sum(file.get_tensor(key).nbytes for key in file.keys() if key != _WORDS)
     return write_result(
         home,

@@ -265,12 +265,21 @@ class QuantizedEmbedding(SharedEmbedding):
         return dense(self.get_buffer(self.code_names[rate]))
 
     def rows(self, ids: Tensor) -> Tensor:
+        return self.restore(self.coded_rows(ids))
+
+    def restore(self, rows: Tensor) -> Tensor:
+        """Return the vectors ``(n, D)`` of rows as the codec stores them, by a linear map."""
+        return rotate(
+            self.codec.project(rows, self._shared().books, is_inverted=True), self.signs, is_inverted=True
+        )
+
+    def coded_rows(self, ids: Tensor) -> Tensor:
+        """Return the rows of words ``(n,)`` as the codec stores them, before `restore`."""
         shared, scales = self._shared(), F.embedding(ids, self.word_scales)
         books, slots = shared.books, shared.slots
         if slots is None:
             rate = next(iter(self.word_counts))
-            rows = self._decoded(self.codes(rate).index_select(0, ids), scales, rate, books)
-            return rotate(self.codec.project(rows, books, is_inverted=True), self.signs, is_inverted=True)
+            return self._decoded(self.codes(rate).index_select(0, ids), scales, rate, books)
         places, ends = slots.index_select(0, ids).int(), [*itertools.accumulate(self.word_counts.values())]
         if needs_fixed_shapes(ids):
             # Sizes must not depend on data in compiled graphs, so each rate decodes all words.
@@ -280,7 +289,7 @@ class QuantizedEmbedding(SharedEmbedding):
                 decoded = self._decoded(self.codes(rate).index_select(0, every), scales, rate, books)
                 has_rate = (places >= end - count) & (places < end)
                 rows = torch.where(has_rate.unsqueeze(1), decoded, rows)
-            return rotate(self.codec.project(rows, books, is_inverted=True), self.signs, is_inverted=True)
+            return rows
         # In the order of slots, words of a rate are consecutive.
         places, order = places.sort()
         bounds = [0, *torch.searchsorted(places, places.new_tensor(ends)).tolist()]
@@ -290,14 +299,10 @@ class QuantizedEmbedding(SharedEmbedding):
                 codes = self.codes(rate).index_select(0, places[first:last] - (end - count))
                 parts.append(self._decoded(codes, scales[first:last], rate, books))
         rows = torch.cat(parts)
-        rows = torch.empty_like(rows).index_copy(0, order, rows)
-        return rotate(self.codec.project(rows, books, is_inverted=True), self.signs, is_inverted=True)
+        return torch.empty_like(rows).index_copy(0, order, rows)
 
     def _all_rows(self) -> Tensor:
-        books, signs, parts = self._shared().books, self.signs, []
-        for rows in self._decoded_rows().split(BLOCK):
-            parts.append(rotate(self.codec.project(rows, books, is_inverted=True), signs, is_inverted=True))
-        return torch.cat(parts)
+        return torch.cat([self.restore(rows) for rows in self._decoded_rows().split(BLOCK)])
 
     def output_factors(self) -> OutputFactors:
         """The decoded rows ``(V, D)``, and the map ``(D, D)`` that restores them and rotates them back."""
