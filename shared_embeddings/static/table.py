@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.checkpoints import load_tensors
 from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.modules.quantized import QuantizedEmbedding
 from shared_embeddings.quant.codec import program
 from shared_embeddings.quant.storage import Packing
 from shared_embeddings.registry import build
@@ -116,10 +117,14 @@ class StaticTable(nn.Module):
         """
         tokens, places = ids.unique(return_inverse=True)
         words = tokens if self.rows is None else self.rows[tokens].long()
-        rows = self.embedding(words).float()
+        # The mean of coded rows gives the same vectors, with fewer products; calibration looks at look-ups.
+        embedding = self.embedding
+        is_coded = isinstance(embedding, QuantizedEmbedding) and not torch.is_grad_enabled()
+        rows = (embedding.coded_rows(words) if is_coded else embedding(words)).float()
         if self.factors is not None:
             rows = rows * self.factors[tokens].float().unsqueeze(1)
-        return F.embedding_bag(places, rows, offsets, mode="mean")
+        means = F.embedding_bag(places, rows, offsets, mode="mean")
+        return embedding.restore(means) if is_coded else means
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors of the model, by the names in its file."""
