@@ -66,8 +66,7 @@ def load_model2vec(packages: Sequence[str], home: Path) -> Any:
     folder = home / "downloads" / "-".join(packages)
     if not folder.is_dir():
         with replacing(folder) as temporary:
-            arguments = ["install", "--no-deps", "--quiet", "--target", temporary, *packages]
-            run_command("pip", arguments)
+            run_command("pip", ["install", "--no-deps", "--quiet", "--target", str(temporary), *packages])
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     return require("model2vec")
@@ -83,7 +82,13 @@ def get_static(name: str, settings: Mapping[str, Any], home: Path) -> Path:
 
     def read() -> None:
         with installed(wanted["packages"]) as place:
-            asked = ["export", "--model", Path(place, wanted["file"]), "--format", "model2vec"]
+            asked: list[str | Path] = [
+                "export",
+                "--model",
+                Path(place, wanted["file"]),
+                "--format",
+                "model2vec",
+            ]
             run_command("shared-embeddings", [*asked, "--dtype", "float32", "--output", folder, "--force"])
 
     def distill() -> None:
