@@ -301,7 +301,10 @@ class FolderModel(host.TrainedModel):
         for name, embedding in embeddings.items():
             with torch.no_grad():
                 check_single_table(name, embedding, placements[name])
-        coded = {name: coded_table(embedding, grid) for name, embedding in embeddings.items()}
+        coded = {
+            name: coded_table(embedding, grid, is_output=not placements[name].inputs)
+            for name, embedding in embeddings.items()
+        }
         if gguf is not None:
             tables: dict[str, CodedTable] = {}
             for name, table in coded.items():

@@ -87,14 +87,10 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     )
 
     def __post_init__(self) -> None:
+        most = max(codecs()[self.codec].rates)
         require(
-            self.bits <= 8.0, f"option 'bits' is {self.bits:g}, but it must be from 0.25 to 8; choose fewer"
-        )
-        rates = codecs()[self.codec].rates
-        require(
-            {math.floor(self.bits), math.ceil(self.bits)} <= set(rates),
-            f"option 'bits' is {self.bits:g}, but codec {self.codec} has only "
-            f"{', '.join(f'{rate:g}' for rate in rates[1:])}; choose one of them",
+            self.bits <= most,
+            f"option 'bits' is {self.bits:g}, but codec {self.codec} has {most:g} at most; choose fewer",
         )
         require(
             codecs()[self.codec].has_groups or self.group_size == DEFAULT_GROUP,
@@ -109,15 +105,16 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     def layout(self, num_embeddings: int, embedding_dim: int) -> tuple[Codec, dict[float, int]]:
         """Return the codec, and the number of words of every rate, without rates that have none.
 
-        Before a fit, words have whole bits that differ by at most one.
+        Before a fit, words have the nearest whole bits that the codec has.
         """
         codec = codecs()[self.codec](embedding_dim, self.group_size, self.directions)
         if self.words_per_width:
             return codec, {rate: count for rate, count in zip(RATES, self.words_per_width) if count}
-        low = int(self.bits)
-        high = round((self.bits - low) * num_embeddings)
-        counts = {float(low): num_embeddings - high, float(low + 1): high}
-        return codec, {rate: count for rate, count in counts.items() if count}
+        whole = [rate for rate in codec.rates if rate == int(rate)]
+        low = max(rate for rate in whole if rate <= self.bits)
+        high = min(rate for rate in whole if rate >= self.bits)
+        count = round((self.bits - low) / max(high - low, 1) * num_embeddings)
+        return codec, {rate: n for rate, n in ((low, num_embeddings - count), (high, count)) if n}
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
         counts = self.words_per_width
@@ -415,7 +412,7 @@ class QuantizedEmbedding(SharedEmbedding):
         bar = progress_bar(int(is_encoded.sum()), "codes", " words", disable=not task.progress)
         for rate in made.word_counts:
             words = (rates == rate).nonzero().flatten()
-            for places in is_encoded[words].nonzero().flatten().split(BLOCK):
+            for places in is_encoded[words].nonzero().flatten().split(codec.rows_at_once):
                 ids = words[places].to(table.device)
                 rows = rotate(table[ids], made.signs)
                 if rate:
