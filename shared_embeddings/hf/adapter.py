@@ -60,9 +60,6 @@ from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.options import OptionError
 from shared_embeddings.utils.reading import read_json, read_text
 
-# Types of models that are only a table, which the host "static" opens.
-_TABLES = ("model2vec", "shared_embeddings_static")
-
 
 class FolderAdapter(host.HostAdapter):
     """Opens folders with ``config.json`` and safetensors, as ``save_pretrained`` of transformers writes."""
@@ -70,7 +67,7 @@ class FolderAdapter(host.HostAdapter):
     def sniff(self, path: Path) -> bool:
         with contextlib.suppress(ValueError, OSError, AttributeError):
             config = read_json(path / folder.CONFIG)
-            is_table = config.get("model_type") in _TABLES
+            is_table = config.get("model_type") == "model2vec"
             return not is_table and ("model_type" in config or "architectures" in config)
         return False
 
