@@ -71,21 +71,10 @@ def test_folders_have_the_codes_of_the_table(kind: str, runtime: str, name: str,
 def test_compress_for_a_runtime(runtime: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, output, text = tmp_path / "model", tmp_path / "output", tmp_path / "text"
     build("qwen2", width=64).save_pretrained(model)
-    add_tokenizer(model)
+    add_tokenizer(model, eos_token="w1", pad_token="w2", bos_token="w3")
     text.write_text("\n".join(f"w{n % 300} w{7 * n % 300} w{n * n % 300}" for n in range(900)))
-    asked = [
-        "compress",
-        "--model",
-        model,
-        "--for",
-        runtime,
-        "--bits",
-        "4",
-        "--text",
-        text,
-        "--output",
-        output,
-    ]
+    asked = ["compress", "--model", model, "--for", runtime, "--bits", "4", "--output", output]
+    asked += ["--text", text, "--only-text"]
     assert main([str(word) for word in asked]) == 0
     assert "calibrated on" in capsys.readouterr().out
     if runtime == "onnx":
@@ -102,12 +91,15 @@ def test_compress_for_a_runtime(runtime: str, tmp_path: Path, capsys: pytest.Cap
 
 def test_compress_for_llama(tmp_path: Path) -> None:
     model, output, source = tmp_path / "model", tmp_path / "small.gguf", tmp_path / "source.gguf"
+    text = tmp_path / "text"
     plain = build("qwen2", width=64)
     plain.save_pretrained(model)
-    add_tokenizer(model)
+    add_tokenizer(model, eos_token="w1", pad_token="w2", bos_token="w3")
     gguf_file(source, plain)
+    text.write_text("w1 w2 w3\n" * 9)
     asked = ["compress", "--model", model, "--for", "llama.cpp", "--grid", "Q4_1", "--gguf", source]
-    assert main([str(word) for word in [*asked, "--output", output]]) == 0
+    asked += ["--text", text, "--only-text", "--calibration", "none", "--output", output]
+    assert main([str(word) for word in asked]) == 0
     kind, values = gguf_tables(output)["token_embd.weight"]
     table = plain.get_input_embeddings().weight.detach().numpy()
     assert kind == "Q4_1" and np.linalg.norm(values - table) < 0.1 * np.linalg.norm(table)
@@ -131,7 +123,7 @@ def test_what_a_runtime_lacks(
 ) -> None:
     model = tmp_path / "model"
     build("qwen2", width=64).save_pretrained(model)
-    add_tokenizer(model)
+    add_tokenizer(model, eos_token="w1", pad_token="w2", bos_token="w3")
     assert main(["compress", "--model", str(model), "--output", str(tmp_path / "small"), *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert expected in line and not (tmp_path / "small").exists()
