@@ -117,15 +117,10 @@ class StaticModel(VectorsModel):
     def embeddings(self) -> list[WordEmbedding]:
         if self.table.rows is None:
             return super().embeddings()
-        vectors = self.vectors()
+        vectors = self.table.vectors(*static.flat([[token] for token in range(len(self.words))])).detach()
         every: Any = build("standard", num_embeddings=len(vectors), embedding_dim=vectors.size(1))
         every.load_state_dict({"weight": vectors})
         return [WordEmbedding(NAME, self.words, None, every.eval())]
-
-    def vectors(self) -> Tensor:
-        if self.table.rows is None:
-            return super().vectors()
-        return self.table.vectors(*static.flat([[token] for token in range(len(self.words))]))
 
     def tables(self) -> list[EmbeddingTable]:
         if (stored := self.table.stored) is None:

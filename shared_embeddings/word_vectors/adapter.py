@@ -119,24 +119,19 @@ class VectorsModel(TrimmableTrainedModel):
 
     def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
         """Return the nearest neighbors of words, which no text determines."""
-        if len(self.words) < 2:
+        if (rows := self.module.num_embeddings) < 2:
             raise UserError("a single word has no neighbors")
-        count = min(tokens, len(self.words))
-        order = torch.randperm(len(self.words), generator=torch.Generator().manual_seed(seed))
+        count = min(tokens, rows)
+        order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
 
         def find_neighbors(words: Tensor) -> Batch:
-            table = F.normalize(self.vectors().float())
+            table = F.normalize(self.module.table().float())
             scores = SHARPNESS * table[words] @ table.t()
             scores[torch.arange(len(words)), words] = -torch.inf
             return Batch(scores)
 
         parts = order[:count].sort().values.split(_ROWS)
         return Samples(f"the nearest of {count:,} words", parts, find_neighbors, of=NEIGHBORS)
-
-    def vectors(self) -> Tensor:
-        """Return the vectors ``(V, D)`` of all words."""
-        table: Tensor = self.module.table()
-        return table
 
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
         self.module = fitted[NAME]
