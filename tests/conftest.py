@@ -19,6 +19,7 @@ from tests.helpers import SEED, hosts_of_this_tree
 if importlib.util.find_spec("onmt") is None:
     collect_ignore = ["benchmarks", "commands", "docker", "nmt", "recipes", "test_no_code.py"]
     collect_ignore += ["test_hosts.py", "shared_embeddings/hf/test_hf_export.py"]
+    collect_ignore += ["shared_embeddings/hf/test_hf_runtimes.py"]
     collect_ignore += ["shared_embeddings/test_analysis.py", "shared_embeddings/test_classes.py"]
 
 # A shell ignores interrupts in background jobs, and processes that the tests interrupt would inherit it.

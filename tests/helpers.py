@@ -51,6 +51,7 @@ HOSTS = {
     "hf": "shared_embeddings.hf.adapter:FolderAdapter",
     "lm": "lm.adapter:LanguageModelAdapter",
     "nmt": "nmt.adapter:TranslationAdapter",
+    "static": "shared_embeddings.static.adapter:StaticAdapter",
     "vectors": "shared_embeddings.word_vectors.adapter:WordVectorsAdapter",
 }
 

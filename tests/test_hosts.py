@@ -74,10 +74,16 @@ def _vectors(folder: Path) -> tuple[Path, Path]:
     return folder / "model.vec", folder / "text"
 
 
+def _static(folder: Path) -> tuple[Path, Path]:
+    from tests.shared_embeddings.static.models import write_model2vec, write_text
+
+    return write_model2vec(folder / "model"), write_text(folder / "text")
+
+
 Maker = Callable[[Path], tuple[Path, Path]]
 # The widths of their tables.
-WIDTHS = {"hf": 16, "lm": 8, "nmt": 16, "vectors": 12}
-MAKERS: dict[str, Maker] = {"hf": _hf, "lm": _lm, "nmt": _nmt, "vectors": _vectors}
+WIDTHS = {"hf": 16, "lm": 8, "nmt": 16, "static": 12, "vectors": 12}
+MAKERS: dict[str, Maker] = {"hf": _hf, "lm": _lm, "nmt": _nmt, "static": _static, "vectors": _vectors}
 
 
 @pytest.fixture(scope="module", params=sorted(MAKERS))
@@ -262,7 +268,8 @@ def change_settings(
         table["embedding_dim"] = width or table["embedding_dim"]
         table["options"]["directions"] = directions or table["options"]["directions"]
         (model / "config.json").write_text(json.dumps(config))
-    elif host == "vectors":
+    elif host in ("vectors", "static"):
+        model = model / "model.safetensors" if host == "static" else model
         with safe_open(model, "pt") as file:
             metadata = file.metadata()
         options, (count, old) = json.loads(metadata["embedding"]), json.loads(metadata["sizes"])
@@ -296,7 +303,7 @@ def test_sizes_without_tensors(
     directions: object,
 ) -> None:
     """A few bytes of settings take no memory: they are compared with the tensors before anything is built."""
-    if trained.host == "vectors" and layers:
+    if trained.host in ("static", "vectors") and layers:
         return
     small = tmp_path / "small.pt"
     asked = ["--method", "quantized", "--bits", 4, "--codec", "spectral", "--output", small]
@@ -417,7 +424,7 @@ def test_every_method_is_loaded_as_written(
         asked = ["--method", options, "--fit-steps", 2, "--store", store, "--output", tmp_path / store]
         status, _, error = run(capsys, "compress", "--model", trained.model, *asked)
         if status == 2:  # methods without output side, with several softmax steps, or too large for a table
-            assert trained.host in ("hf", "vectors", "nmt", "lm") and error.count("\n") == 1
+            assert error.count("\n") == 1
             return
         loaded = predictions(opened(trained.host).read(tmp_path / store), trained.text)
         torch.testing.assert_close(loaded, computed[-1], rtol=1e-6, atol=1e-6)
@@ -480,7 +487,8 @@ def test_quality_replaces_predictions(
 ) -> None:
     sides = ["--validation-source", trained.text, "--validation-target", trained.text]
     asked = {"nmt": sides, "lm": ["--validation", trained.text], "hf": ["--validation", trained.text]}
-    wrong = {"nmt": ["--validation", trained.text], "vectors": ["--validation", trained.text], "lm": sides}
+    one_text = ["--validation", trained.text]
+    wrong = {"nmt": one_text, "vectors": one_text, "static": one_text, "lm": sides}
     method = ["--method", "projective", "--rank", 1]
     if trained.host in wrong:
         files = ["--model", trained.model, "--output", tmp_path / "small", *method]
@@ -508,7 +516,7 @@ def test_recovery(
     """The divergence falls at equal bytes; an interrupted training resumes to the same model."""
     asked = [*LAYERS[method], "--text", trained.text]
     training = [*asked, "--recover", "12steps"]
-    if trained.host == "vectors":
+    if trained.host in ("static", "vectors"):
         status, _, error = run(
             capsys, "compress", "--model", trained.model, *training, "--output", tmp_path / "small"
         )

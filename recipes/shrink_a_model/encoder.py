@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +27,13 @@ _ROUNDS = 5
 _INPUTS = ("input_ids", "attention_mask")
 WORDS = "words"
 Vectors = Mapping[str, np.ndarray]
+
+
+class SentenceEncoder(Protocol):
+    """What computes vectors of sentences."""
+
+    def encode(self, sentences: Sequence[str]) -> np.ndarray:
+        """Return vectors of length one ``(N, D)``."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +135,7 @@ class EncoderTexts:
     headlines: list[str]
     descriptions: list[str]
 
-    def encode(self, encoder: Encoder, pairs: Path) -> dict[str, np.ndarray]:
+    def encode(self, encoder: SentenceEncoder, pairs: Path) -> dict[str, np.ndarray]:
         """Return the vectors of all texts, and of all words of the `pairs`, by name."""
         vectors = {name: encoder.encode(sentences) for name, sentences in vars(self).items()}
         return {**vectors, WORDS: encoder.encode(words_of(read_all(pairs)))}

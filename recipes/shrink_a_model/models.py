@@ -60,6 +60,14 @@ from recipes.shrink_a_model.preprocess import (
     write_calibration_text,
     write_windows,
 )
+from recipes.shrink_a_model.static import (
+    STATIC,
+    evaluate_static,
+    get_static,
+    load_model2vec,
+    static_table,
+    write_peer,
+)
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import bytes_on_disk, sha256, write_text
@@ -112,15 +120,21 @@ class ShrinkRow:
     # Method and options; empty where `compress` chooses them, or nothing is compressed.
     embedding: dict[str, Any] = field(default_factory=dict)
     decoder: str = ""  # the name of the decoder that it is of; empty for the encoder
+    static: str = ""  # that of the static model, likewise
+    dtype: str = ""  # of the copy for model2vec that `export` writes; empty for none
     calibration: str | None = None  # the option of `compress`; None: its default
     only_text: bool = False  # likewise
     recover: float | None = None  # minutes that `compress` trains the model after rounding
-    # ``package`` and ``kind`` of the codes of another package for the table (decoder).
+    # ``package`` and ``kind`` of the codes of another package for the table (decoder, static).
     peer: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_compressed(self) -> bool:
         return bool(self.embedding) or self.ratio is not None or bool(self.peer)
+
+    @property
+    def is_of_encoder(self) -> bool:
+        return not self.decoder and not self.static
 
 
 def read_grid(recipe: Recipe, patterns: Sequence[str] = ("*",)) -> dict[str, ShrinkRow]:
@@ -150,12 +164,11 @@ def train_command(recipe: Recipe, arguments: Sequence[str]) -> None:
         return
     recipe.describe_data(recipe.data)  # fails where there are none
     for name, row in rows.items():
-        if row.decoder:
-            if options.rows:
-                shrink_decoder(recipe, row)
-        else:
+        if row.is_of_encoder:
             shrink_encoder(recipe, row)
-        if options.rows or not row.decoder:
+        elif options.rows:
+            (shrink_decoder if row.decoder else shrink_static)(recipe, row)
+        if options.rows or row.is_of_encoder:
             print(f"{name}: {model_folder(recipe.home, name)}", flush=True)
 
 
@@ -203,6 +216,25 @@ def shrink_decoder(recipe: Recipe, row: ShrinkRow) -> None:
         shutil.copytree(source, folder, dirs_exist_ok=True)
 
 
+def shrink_static(recipe: Recipe, row: ShrinkRow) -> None:
+    """As `shrink_encoder`, for a static model, which is read or distilled first."""
+    home, settings = recipe.home, recipe.data_settings()[1]
+    folder, step = model_folder(home, row.name), partial(run_step, home / "steps")
+    source, text = get_static(row.static, settings, home), recipe.data / TEXT
+    inputs, outputs = [source / WEIGHTS, text], [folder / WEIGHTS]
+    if row.peer:
+        packages = settings[STATIC]["packages"]
+        peer = [source, folder, row.peer["kind"], load_model2vec(packages, home)]
+        step(row.name, inputs[:1], outputs, write_peer, *peer, **row.peer, packages=packages)
+    elif row.dtype:
+        places: list[str | Path] = ["--model", source, "--output", folder, "--force"]
+        asked = ["export", *places, "--format", "model2vec", "--dtype", row.dtype]
+        step(row.name, inputs[:1], outputs, run_command, COMMAND, asked, dtype=row.dtype)
+    else:
+        # eval.sh compares more.
+        step(row.name, inputs, outputs, _compress, source, text, folder, row, ["--no-check"], **vars(row))
+
+
 def _compress(model: Path, text: Path, output: Path, row: ShrinkRow, more: Sequence[str | Path] = ()) -> None:
     """Replace the table of a model; `more` are further arguments of `compress`."""
     arguments: list[str | Path] = ["compress", "--model", model, "--text", text, "--output", output]
@@ -241,11 +273,21 @@ def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
     for row in rows:
         if row.decoder:
             evaluate_decoder(recipe.home, row)
+        elif row.static:
+            model2vec = load_model2vec(recipe.data_settings()[1][STATIC]["packages"], recipe.home)
+            asked = {
+                name: getattr(row, name)
+                for name in ("embedding", "dtype", "peer", "calibration", "only_text")
+            }
+            path = evaluate_static(recipe.home, row.name, row.static, asked, model2vec, data["checksum"])
+            print(f"{row.name}: wrote {path}", flush=True)
         else:
             print(f"{row.name}: wrote {evaluate_encoder(recipe.home, row, data)}", flush=True)
     readme = options.readme or recipe.home / "README.md"
     if options.readme is None:
-        markers = "".join(f"<!-- BEGIN {name} -->\n<!-- END {name} -->\n" for name in (MARKER, DECODERS))
+        markers = "".join(
+            f"<!-- BEGIN {name} -->\n<!-- END {name} -->\n" for name in (MARKER, DECODERS, STATIC)
+        )
         write_text(readme, markers)
     write_report(read_grid(recipe), recipe.home / RESULTS, readme)
 
@@ -373,11 +415,14 @@ def write_report(rows: Mapping[str, ShrinkRow], results: Path, readme: Path) -> 
     records = {record["row"]: record for record in read_results(results)}
     encoders: list[Record] = []
     decoders: list[Record] = []
+    of_static: list[Record] = []
     for name, row in rows.items():
         config = {"trim": row.trim, "embedding": row.embedding or {"method": "standard"}}
         record = records.get(name, {"row": name, "config": config, "counts": {}, "metrics": {}})
-        (decoders if row.decoder else encoders).append(record)
+        (decoders if row.decoder else of_static if row.static else encoders).append(record)
     update_readme(readme, MARKER, table(encoders))
+    if of_static:
+        update_readme(readme, STATIC, static_table(of_static))
     if decoders:
         update_readme(readme, DECODERS, decoder_table(decoders))
         draw_decoders(decoders, readme.with_name(DECODER_PICTURE))

@@ -15,12 +15,15 @@ from shared_embeddings.utils.options import add_options, parse_options, parse_wo
 from shared_embeddings.utils.paths import check_outputs, existing_path, model_path, new_path
 from shared_embeddings.utils.reading import parse_yaml
 
+# Data types of tables for model2vec.
+DTYPES = ("float32", "float16", "int8")
 # Formats of the command export.
 _FORMATS = {
     "onnx": "the whole model for ONNX Runtime",
     "onnx-embeddings": "only its embeddings and output layer",
     "vec": "its word vectors in the text format of word2vec and fastText",
     "dense": "a Hugging Face folder with dense tables and the original names",
+    "model2vec": "a static model for model2vec and sentence-transformers, in the data type of --dtype",
 }
 
 
@@ -50,6 +53,7 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     command.add_argument(
         "--format", choices=[*_FORMATS], help=f"{formats} (default: onnx, or what a runtime reads)"
     )
+    command.add_argument("--dtype", choices=DTYPES, default="float16", help="of model2vec (default: float16)")
     add_options(command, CompressOptions, ("runtime", "bits", "grid", "gguf"))
     command.add_argument("--force", action="store_true", help="overwrite existing files")
 
@@ -100,9 +104,10 @@ def _export(known: argparse.Namespace, _: list[str]) -> str:
     if runtime is not None and known.format is not None:
         raise UserError(f"--format {known.format}: has no effect with --for {runtime}; remove one of them")
     form = "runtime" if runtime not in (None, "onnx") else known.format or "onnx"
-    if form in ("dense", "runtime") and host != "hf":
+    takes = {"dense": "hf", "runtime": "hf", "model2vec": "static"}.get(form, host)
+    if host != takes:
         what = f"--for {runtime}" if form == "runtime" else f"--format {form}"
-        raise UserError(f"{what}: takes Hugging Face models, but {known.model} is of the host '{host}'")
+        raise UserError(f"{what}: takes models of the host '{takes}', but {known.model} is of '{host}'")
     model: Any = adapter.read(known.model)
     embeddings = [] if form not in ("onnx-embeddings", "vec") else model.embeddings()
     outputs = [output]
@@ -113,6 +118,8 @@ def _export(known: argparse.Namespace, _: list[str]) -> str:
     if form == "dense":
         written = model.write_dense(output, known.force)
         return f"wrote {output}: dense tables, {written:,} bytes of weights"
+    if form == "model2vec":
+        return str(model.write_model2vec(output, known.dtype))
     if runtime is not None and form == "runtime":
         chosen = check_runtime(runtime, gguf)
         asked = getattr(known, "bits", None), getattr(known, "grid", None)

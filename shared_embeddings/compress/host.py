@@ -211,8 +211,8 @@ def find_host(model: Path, skip_undecodable: bool = False) -> tuple[str, Any]:
     if model.is_dir():
         raise UserError(
             f"model {model}: this kind of folder is not supported (supported hosts: {known}): name one "
-            "with the config.json of a transformers model; models that are only a table of token vectors "
-            "(model2vec, StaticEmbedding, WordLlama) are not supported yet"
+            "with the config.json of a transformers model, or a static model of model2vec or "
+            "sentence-transformers"
         )
     raise UserError(
         f"model {model}: truncated or unsupported checkpoint (supported hosts: {known}); check the path, or "

@@ -97,20 +97,22 @@ class FolderRuntime(Runtime):
     Attributes:
         library: the Hub's name of it.
         loading: Python code that loads the folder DIR.
+        ties_layers: whether an output layer uses the tensors of the input layer that it is tied to.
         scales_in_float32: whether scales are float32, not in the dtype of the model.
     """
 
     library: ClassVar[str]
     loading: ClassVar[str]
     scales_in_float32: ClassVar[bool] = False
+    ties_layers: ClassVar[bool] = False
 
     @abstractmethod
     def layer_tensors(self, path: str, is_output: bool, table: CodedTable, grid: Grid) -> dict[str, Any]:
-        """Return the tensors of a layer with a table, as arrays by name; none if it shares another layer's.
+        """Return the tensors of a layer with a table, as arrays by name.
 
         Args:
             path: of the layer, without ``.weight``.
-            is_output: whether the layer scores words with a table that an input layer has, too.
+            is_output: whether the layer scores words.
         """
 
     @abstractmethod

@@ -26,11 +26,15 @@ def is_in(embedding: SharedEmbedding, grid: Grid) -> bool:
 
 
 @torch.no_grad()
-def coded_table(embedding: SharedEmbedding, grid: Grid) -> CodedTable:
-    """Return an embedding in a grid: its own codes, or if they are others, the nearest ones to its table."""
+def coded_table(embedding: SharedEmbedding, grid: Grid, is_output: bool = False) -> CodedTable:
+    """Return an embedding in a grid: its own codes, or if they are others, the nearest ones to its table.
+
+    That is the table of the output layer if `is_output`.
+    """
     dim = embedding.embedding_dim
     if not is_in(embedding, grid):
-        embedding, _ = fit("quantized", embedding.table().float(), **grid.options([dim]))
+        table = embedding.output_table() if is_output else embedding.table()
+        embedding, _ = fit("quantized", table.float(), **grid.options([dim]))
     assert isinstance(embedding, QuantizedEmbedding) and isinstance(embedding.codec, GridCodec)
     packed, bits = embedding.codes(grid.bits), grid.bits
     codes = torch.cat([read_windows(part, dim, bits, bits).to(torch.uint8) for part in packed.split(BLOCK)])

@@ -300,7 +300,10 @@ class FolderModel(host.TrainedModel):
         for name, embedding in embeddings.items():
             with torch.no_grad():
                 check_single_table(name, embedding, placements[name])
-        coded = {name: coded_table(embedding, grid) for name, embedding in embeddings.items()}
+        coded = {
+            name: coded_table(embedding, grid, is_output=not placements[name].inputs)
+            for name, embedding in embeddings.items()
+        }
         if gguf is not None:
             tables: dict[str, CodedTable] = {}
             for name, table in coded.items():
@@ -316,9 +319,11 @@ class FolderModel(host.TrainedModel):
         assert isinstance(runtime, FolderRuntime)
         layers: dict[str, Tensor] = {}
         for name, table in coded.items():
-            for number, path in enumerate((*placements[name].inputs, *placements[name].outputs)):
-                arrays = runtime.layer_tensors(path, number >= len(placements[name].inputs), table, grid)
-                layers |= {key: torch.from_numpy(array) for key, array in arrays.items()}
+            inputs, outputs = placements[name].inputs, placements[name].outputs
+            outputs = () if inputs and runtime.ties_layers else outputs
+            for path in (*inputs, *outputs):
+                arrays = runtime.layer_tensors(path, path in outputs, table, grid)
+                layers |= {key: torch.tensor(array) for key, array in arrays.items()}
         if not runtime.scales_in_float32:
             kind = self.module.dtype
             layers = {

@@ -51,7 +51,13 @@ visual-document-retrieval visual-question-answering zero-shot-classification
 
 
 def write_card(
-    source: Path, target: Path, done: str, summary: str, runtime: FolderRuntime | None = None
+    source: Path,
+    target: Path,
+    done: str,
+    summary: str,
+    runtime: FolderRuntime | None = None,
+    loading: str = "",
+    is_compressed: bool | None = None,
 ) -> None:
     """Write the model card of a folder, above that of the original.
 
@@ -61,19 +67,25 @@ def write_card(
         done: the title, such as "Vocabulary trimmed".
         summary: how, sizes and quality, in Markdown.
         runtime: what loads the folder, if not this library.
+        loading: how a model that is not of transformers is loaded, in Markdown.
+        is_compressed: whether it has compressed embeddings; None if its configuration says so.
     """
+    if is_compressed is None:
+        is_compressed = runtime is not None or find_entry(read_json(target / CONFIG)) is not None
     original = source / _CARD
     text = original.read_text(encoding="utf-8-sig", errors="replace") if original.is_file() else ""
     parts = re.fullmatch(r"(?:\s*---\n(.*?\n)?---[ \t]*(?:\n|\Z))?(.*)", text, flags=re.DOTALL)
     header, body = parts.groups(default="") if parts else ("", text)
-    metadata = _metadata(source, target, _read(header), runtime)
+    metadata = _metadata(source, target, _read(header), is_compressed)
+    if runtime is not None:
+        metadata["library_name"] = runtime.library
     header = require("huggingface_hub").ModelCardData(**metadata).to_yaml()
     links = [f"[{name}](https://huggingface.co/{name})" for name in _strings(metadata.get("base_model"))]
     about = [
         f"# {done} with shared-embeddings",
         *([f"The original is {' and '.join(links)}."] if links else []),
         summary.strip(),
-        _loading(target, runtime),
+        loading or _loading(target, runtime),
         _below(body.strip()),
     ]
     content = f"---\n{header}\n---\n\n" + "\n\n".join(filter(None, about)) + "\n"
@@ -92,12 +104,9 @@ def _read(header: str) -> Mapping[str, Any]:
     return metadata if isinstance(metadata, dict) else {}
 
 
-def _metadata(
-    source: Path, target: Path, original: Mapping[str, Any], runtime: FolderRuntime | None
-) -> dict[str, Any]:
+def _metadata(source: Path, target: Path, original: Mapping[str, Any], is_compressed: bool) -> dict[str, Any]:
     """Return metadata in the Hub's schema; results of the original, such as its model-index, are left out."""
     config = read_json(target / CONFIG)
-    is_compressed = runtime is not None or find_entry(config) is not None
     is_sentences = (target / SENTENCE_LAYERS).is_file()
     tasks = [
         name for name in _strings(original.get("pipeline_tag")) if name in (*_TASKS.values(), *_OTHER_TASKS)
@@ -119,8 +128,6 @@ def _metadata(
         "pipeline_tag": tasks[0] or None,
         "tags": list(dict.fromkeys(tags)),
     }
-    if runtime is not None:
-        metadata["library_name"] = runtime.library
     return {**metadata, **_license(original)}
 
 
@@ -141,10 +148,9 @@ def _base_models(source: Path, original: Mapping[str, Any]) -> list[str]:
     folder = source.resolve()
     if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
         return [folder.parent.parent.name.removeprefix("models--").replace("--", "/")]
+    config = read_json(source / CONFIG) if (source / CONFIG).is_file() else {}
     names = _strings(original.get("base_model"))
-    names = names or [
-        name for name in _strings(read_json(source / CONFIG).get("_name_or_path")) if "/" in name
-    ]
+    names = names or [name for name in _strings(config.get("_name_or_path")) if "/" in name]
     # Others are, or may be, folders.
     return [
         name

@@ -254,6 +254,30 @@ class TokenizerFile:
             start = ends[0]
         return ids
 
+    def beginnings_in(self, line: str, tokenizer: Any) -> set[int]:
+        """Return the ids of how far WordPiece gets in the words of a line; none for other tokenizers."""
+        if self.kind != "WordPiece":
+            return set()
+        normalizer, splitter = tokenizer.normalizer, tokenizer.pre_tokenizer
+        text = normalizer.normalize_str(line) if normalizer is not None else line
+        words = splitter.pre_tokenize_str(text) if splitter is not None else [(text, None)]
+        return {number for word, _ in words for number in self.beginning_of(word)}
+
+    def restored(self, tokenizer: Any, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
+        """Count the lines that a tokenizer decodes from their ids.
+
+        Normalization may change case or accents; decoders may add or drop spaces, or leave marks of pieces.
+        """
+
+        def letters(text: str) -> str:
+            text = text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
+            for mark in self.marks:
+                text = text.replace(mark, "")
+            return "".join(text.split())
+
+        decoded = tokenizer.decode_batch([list(line) for line in ids], skip_special_tokens=True)
+        return sum(letters(line) == letters(text) for line, text in zip(lines, decoded, strict=True))
+
     def trimmed(self, ids: Sequence[int]) -> dict[str, Any]:
         """Return the content of a tokenizer with only these ids, which are ascending and renumbered."""
         new_ids = {old: new for new, old in enumerate(ids)}

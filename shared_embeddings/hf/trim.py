@@ -117,13 +117,9 @@ class TrimmableFolder(TrimmableModel):
     def used(self, vocabulary: str, lines: Sequence[str]) -> list[Counter[int]]:
         """Count the tokens of the lines: one by one, and as one text with its line ends."""
         alone = self.encode(vocabulary, lines)
-        normalizer, splitter = self.tokenizer.normalizer, self.tokenizer.pre_tokenizer
         for line, ids in zip(lines, alone, strict=True):
-            if self.file.kind == "WordPiece" and self.unknown in ids:
-                # Remember how far WordPiece gets in words that it cannot finish.
-                text = normalizer.normalize_str(line) if normalizer is not None else line
-                for word, _ in splitter.pre_tokenize_str(text) if splitter is not None else [(text, None)]:
-                    self.beginnings.update(self.file.beginning_of(word))
+            if self.unknown in ids:
+                self.beginnings |= self.file.beginnings_in(line, self.tokenizer)
         (together,) = self.encode(vocabulary, ["".join(f"{line}\n" for line in lines)])
         return [Counter(word for line in alone for word in line), Counter(together)]
 
@@ -170,20 +166,7 @@ class TrimmableFolder(TrimmableModel):
     def restored(
         self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]], trimmed: bool = False
     ) -> int:
-        """Count the lines that the tokenizer decodes from their ids.
-
-        Normalization may change case or accents; decoders may add or drop spaces, or leave marks of pieces.
-        """
-        tokenizer = self.trimmed if trimmed else self.tokenizer
-
-        def letters(text: str) -> str:
-            text = text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
-            for mark in self.file.marks:
-                text = text.replace(mark, "")
-            return "".join(text.split())
-
-        decoded = tokenizer.decode_batch([list(line) for line in ids], skip_special_tokens=True)
-        return sum(letters(line) == letters(text) for line, text in zip(lines, decoded, strict=True))
+        return self.file.restored(self.trimmed if trimmed else self.tokenizer, lines, ids)
 
     def weight_bytes(self) -> int:
         return self.weights.bytes(len(self.kept) or self.rows)

@@ -87,14 +87,10 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     )
 
     def __post_init__(self) -> None:
+        most = max(codecs()[self.codec].rates)
         require(
-            self.bits <= 8.0, f"option 'bits' is {self.bits:g}, but it must be from 0.25 to 8; choose fewer"
-        )
-        rates = codecs()[self.codec].rates
-        require(
-            {math.floor(self.bits), math.ceil(self.bits)} <= set(rates),
-            f"option 'bits' is {self.bits:g}, but codec {self.codec} has only "
-            f"{', '.join(f'{rate:g}' for rate in rates[1:])}; choose one of them",
+            self.bits <= most,
+            f"option 'bits' is {self.bits:g}, but codec {self.codec} has {most:g} at most; choose fewer",
         )
         require(
             codecs()[self.codec].has_groups or self.group_size == DEFAULT_GROUP,
@@ -109,15 +105,16 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     def layout(self, num_embeddings: int, embedding_dim: int) -> tuple[Codec, dict[float, int]]:
         """Return the codec, and the number of words of every rate, without rates that have none.
 
-        Before a fit, words have whole bits that differ by at most one.
+        Before a fit, words have the nearest whole bits that the codec has.
         """
         codec = codecs()[self.codec](embedding_dim, self.group_size, self.directions)
         if self.words_per_width:
             return codec, {rate: count for rate, count in zip(RATES, self.words_per_width) if count}
-        low = int(self.bits)
-        high = round((self.bits - low) * num_embeddings)
-        counts = {float(low): num_embeddings - high, float(low + 1): high}
-        return codec, {rate: count for rate, count in counts.items() if count}
+        whole = [rate for rate in codec.rates if rate == int(rate)]
+        low = max(rate for rate in whole if rate <= self.bits)
+        high = min(rate for rate in whole if rate >= self.bits)
+        count = round((self.bits - low) / max(high - low, 1) * num_embeddings)
+        return codec, {rate: n for rate, n in ((low, num_embeddings - count), (high, count)) if n}
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
         counts = self.words_per_width
@@ -265,12 +262,21 @@ class QuantizedEmbedding(SharedEmbedding):
         return dense(self.get_buffer(self.code_names[rate]))
 
     def rows(self, ids: Tensor) -> Tensor:
+        return self.restore(self.coded_rows(ids))
+
+    def restore(self, rows: Tensor) -> Tensor:
+        """Return the vectors ``(n, D)`` of rows as the codec stores them, by a linear map."""
+        return rotate(
+            self.codec.project(rows, self._shared().books, is_inverted=True), self.signs, is_inverted=True
+        )
+
+    def coded_rows(self, ids: Tensor) -> Tensor:
+        """Return the rows of words ``(n,)`` as the codec stores them, before `restore`."""
         shared, scales = self._shared(), F.embedding(ids, self.word_scales)
         books, slots = shared.books, shared.slots
         if slots is None:
             rate = next(iter(self.word_counts))
-            rows = self._decoded(self.codes(rate).index_select(0, ids), scales, rate, books)
-            return rotate(self.codec.project(rows, books, is_inverted=True), self.signs, is_inverted=True)
+            return self._decoded(self.codes(rate).index_select(0, ids), scales, rate, books)
         places, ends = slots.index_select(0, ids).int(), [*itertools.accumulate(self.word_counts.values())]
         if needs_fixed_shapes(ids):
             # Sizes must not depend on data in compiled graphs, so each rate decodes all words.
@@ -280,7 +286,7 @@ class QuantizedEmbedding(SharedEmbedding):
                 decoded = self._decoded(self.codes(rate).index_select(0, every), scales, rate, books)
                 has_rate = (places >= end - count) & (places < end)
                 rows = torch.where(has_rate.unsqueeze(1), decoded, rows)
-            return rotate(self.codec.project(rows, books, is_inverted=True), self.signs, is_inverted=True)
+            return rows
         # In the order of slots, words of a rate are consecutive.
         places, order = places.sort()
         bounds = [0, *torch.searchsorted(places, places.new_tensor(ends)).tolist()]
@@ -290,14 +296,10 @@ class QuantizedEmbedding(SharedEmbedding):
                 codes = self.codes(rate).index_select(0, places[first:last] - (end - count))
                 parts.append(self._decoded(codes, scales[first:last], rate, books))
         rows = torch.cat(parts)
-        rows = torch.empty_like(rows).index_copy(0, order, rows)
-        return rotate(self.codec.project(rows, books, is_inverted=True), self.signs, is_inverted=True)
+        return torch.empty_like(rows).index_copy(0, order, rows)
 
     def _all_rows(self) -> Tensor:
-        books, signs, parts = self._shared().books, self.signs, []
-        for rows in self._decoded_rows().split(BLOCK):
-            parts.append(rotate(self.codec.project(rows, books, is_inverted=True), signs, is_inverted=True))
-        return torch.cat(parts)
+        return torch.cat([self.restore(rows) for rows in self._decoded_rows().split(BLOCK)])
 
     def output_factors(self) -> OutputFactors:
         """The decoded rows ``(V, D)``, and the map ``(D, D)`` that restores them and rotates them back."""
@@ -410,7 +412,7 @@ class QuantizedEmbedding(SharedEmbedding):
         bar = progress_bar(int(is_encoded.sum()), "codes", " words", disable=not task.progress)
         for rate in made.word_counts:
             words = (rates == rate).nonzero().flatten()
-            for places in is_encoded[words].nonzero().flatten().split(BLOCK):
+            for places in is_encoded[words].nonzero().flatten().split(codec.rows_at_once):
                 ids = words[places].to(table.device)
                 rows = rotate(table[ids], made.signs)
                 if rate:

@@ -69,6 +69,7 @@ class Codec(ABC):
             which 8 bits are enough for.
         about_layout: what the option `directions` lists, for the description of that option.
         is_candidate: whether it is tried where no codec is asked for.
+        rows_at_once: how many rows `encode` is best given.
         example_bits: a typical rate, for tests.
         few_states: more hidden states than this are scored faster by a product with decoded rows.
         codes_name: of the tensors with codes, before the number of a rate. Another name keeps a codec from
@@ -88,6 +89,7 @@ class Codec(ABC):
     has_groups: ClassVar[bool] = False
     about_layout: ClassVar[str] = ""
     is_candidate: ClassVar[bool] = True
+    rows_at_once: ClassVar[int] = BLOCK
     example_bits: ClassVar[float] = 4.0
     few_states: ClassVar[int] = 4
     codes_name: ClassVar[str] = "codes"
@@ -127,7 +129,7 @@ class Codec(ABC):
         Returns:
             The codec with the layout for this table, and the rates ``(V,)`` of all words.
         """
-        is_whole = importance is None and bits == int(bits)
+        is_whole = importance is None and bits in self.rates
         if is_whole and self.has_groups:  # other programs read a single rate only
             return self, torch.full((len(table),), float(bits))
         margin = _WORTH_MIXING if is_whole else _WORTH_SAVING

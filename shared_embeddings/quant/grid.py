@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -20,12 +20,26 @@ from torch import Tensor
 
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.bits import pack_bits, read_entries
-from shared_embeddings.quant.codec import Books, Codec, Encoded
+from shared_embeddings.quant.codec import BLOCK, Books, Codec, Encoded
 from shared_embeddings.quant.metric import Metric
 
 # First scales that are tried, relative to one whose last level is the largest number, and the least-squares
 # steps after each.
 _TRIALS, _REFINEMENTS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0), 2
+
+
+class Levels(NamedTuple):
+    """The levels of codes 0, 1, ..."""
+
+    values: Tensor  # ``(K,)`` ascending
+    middles: Tensor | None  # between neighbors ``(K - 1,)``; None if all are 1 apart
+
+    @classmethod
+    def of(cls, values: np.ndarray, device: torch.device) -> Levels:
+        """Levels on a device."""
+        tensor = torch.from_numpy(values).to(device)
+        is_even = bool((np.diff(values) == 1).all())
+        return cls(tensor, None if is_even else (tensor[1:] + tensor[:-1]) / 2)
 
 
 class GridCodec(Codec):
@@ -38,6 +52,7 @@ class GridCodec(Codec):
 
     rotates = False
     has_groups = True
+    rows_at_once = 2 * BLOCK
     has_offsets: ClassVar[bool] = False
 
     def __init__(self, dim: int, group_size: int = 32, layout: tuple[int, ...] = ()) -> None:
@@ -51,7 +66,8 @@ class GridCodec(Codec):
         """The levels ``(K,)`` of codes 0, 1, ..., ascending, in float32."""
 
     def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
-        levels = torch.from_numpy(self.levels(rate)).to(rows.device)
+        levels = Levels.of(self.levels(rate), rows.device)
+        rows = rows.t().contiguous().t()  # columns are read one after another
         scales = rows.new_empty(len(rows), self.num_scales)
         codes = torch.empty_like(rows, dtype=torch.uint8)
         if metric is None:
@@ -72,7 +88,7 @@ class GridCodec(Codec):
                 scales[:, group :: self.num_groups] = best
             of_rows = scales[:, group :: self.num_groups]
             codes[:, column] = nearest_codes(left[:, :1], of_rows, levels).squeeze(1)
-            return apply_scales(levels[codes[:, column].long()].unsqueeze(1), of_rows)
+            return apply_scales(levels.values[codes[:, column].long()].unsqueeze(1), of_rows)
 
         metric.round(rows, range(1, self.dim + 1), quantize)
         return Encoded(pack_bits(codes, int(rate)), scales)
@@ -104,30 +120,29 @@ def _plan(codec: type[GridCodec], dim: int, width: int) -> kernels.EntryPlan:
     return kernels.EntryPlan.of(ends, np.zeros_like(ends), width, codec.levels(width))
 
 
-def best_scales(numbers: Tensor, weights: Tensor, levels: Tensor, has_offset: bool) -> Tensor:
+def best_scales(numbers: Tensor, weights: Tensor, levels: Levels, has_offset: bool) -> Tensor:
     """The scales ``(n, 1)``, or scales and offsets ``(n, 2)``, that leave the least squared error of a group.
 
     Args:
         numbers: ``(n, G)``.
         weights: of their squared errors ``(G,)``.
-        levels: ``(K,)``.
     """
     weights = weights / weights.sum()
     if has_offset:
         low, high = numbers.aminmax(dim=1, keepdim=True)
-        span, middle = (high - low) / (levels[-1] - levels[0]), (high + low) / 2
-        center = (levels[-1] + levels[0]) / 2
+        first, last = levels.values[0], levels.values[-1]
+        span, middle, center = (high - low) / (last - first), (high + low) / 2, (last + first) / 2
         starts = [torch.cat([span * trial, middle - span * trial * center], dim=1) for trial in _TRIALS]
     else:
         # One side may have more levels: it is that of the largest number.
         largest = numbers.gather(1, numbers.abs().argmax(dim=1, keepdim=True))
-        last = levels[levels.abs().argmax()]
+        last = levels.values[levels.values.abs().argmax()]
         starts = [largest * (trial / last) for trial in _TRIALS]
     best, least = torch.zeros_like(starts[0]), numbers.new_full((len(numbers), 1), torch.inf)
     for scales in starts:
         for step in range(_REFINEMENTS + 1):
             scales = scales.bfloat16().float()
-            chosen = levels[nearest_codes(numbers, scales, levels).long()]
+            chosen = levels.values[nearest_codes(numbers, scales, levels).long()]
             errors = (numbers - apply_scales(chosen, scales)).square() @ weights.unsqueeze(1)
             best, least = torch.where(errors < least, scales, best), torch.minimum(errors, least)
             if step == _REFINEMENTS:
@@ -143,14 +158,13 @@ def best_scales(numbers: Tensor, weights: Tensor, levels: Tensor, has_offset: bo
     return best
 
 
-def nearest_codes(numbers: Tensor, scales: Tensor, levels: Tensor) -> Tensor:
+def nearest_codes(numbers: Tensor, scales: Tensor, levels: Levels) -> Tensor:
     """The codes ``(n, G)`` uint8 of the nearest levels to numbers ``(n, G)`` of a group."""
     factors, *offsets = scales.split(1, dim=1)
     parts = (numbers - offsets[0] if offsets else numbers) / factors.masked_fill(factors == 0, 1.0)
-    step = levels[1] - levels[0]
-    if bool((levels.diff() == step).all()):
-        return ((parts - levels[0]) / step).round_().clamp_(0, len(levels) - 1).to(torch.uint8)
-    return torch.bucketize(parts, (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
+    if levels.middles is None:
+        return parts.sub_(levels.values[0]).round_().clamp_(0, len(levels.values) - 1).to(torch.uint8)
+    return torch.bucketize(parts.contiguous(), levels.middles, out_int32=True).to(torch.uint8)
 
 
 def apply_scales(levels: Tensor, scales: Tensor) -> Tensor:

@@ -10,13 +10,14 @@ EXTRAS = {
     "classes": ("gensim", "matplotlib", "sklearn"),
     "fast": ("numba",),
     "gguf": ("gguf",),
-    "hf": ("accelerate", "huggingface_hub", "tokenizers", "transformers"),
+    "hf": ("accelerate", "huggingface_hub", "transformers"),
     "lm": ("tensorboard", "torchtext"),
     "nmt": tuple(
         "ahocorasick configargparse ctranslate2 flask nltk rapidfuzz rouge_score sacrebleu sentencepiece "
         "six subword_nmt waitress".split()
     ),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "static": ("tokenizers",),
     "recipes": ("babel", "num2words", "pandas", "sacremoses"),
     "transforms": ("fasttext", "pyonmttok", "spacy"),
     "wandb": ("wandb",),

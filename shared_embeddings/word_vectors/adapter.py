@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -77,7 +77,8 @@ class VectorsModel(TrimmableTrainedModel):
         self.module: Any  # a SharedEmbedding
         self.packing: Packing | None = None
         if _is_compressed(path):
-            self.words, self.module, self.packing, self.notes = _read_compressed(path)
+            stored = read_compressed(path)
+            self.words, self.module, self.packing, self.notes = stored[:4]
         else:
             self.words, vectors, notes = read_vectors(path, skip_undecodable=skip_undecodable)
             self.notes = list(notes)
@@ -118,10 +119,10 @@ class VectorsModel(TrimmableTrainedModel):
 
     def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
         """Return the nearest neighbors of words, which no text determines."""
-        if len(self.words) < 2:
+        if (rows := self.module.num_embeddings) < 2:
             raise UserError("a single word has no neighbors")
-        count = min(tokens, len(self.words))
-        order = torch.randperm(len(self.words), generator=torch.Generator().manual_seed(seed))
+        count = min(tokens, rows)
+        order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
 
         def find_neighbors(words: Tensor) -> Batch:
             table = F.normalize(self.module.table().float())
@@ -146,21 +147,9 @@ class VectorsModel(TrimmableTrainedModel):
         return [path]
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
-        """Write the module that reads vectors with numpy, and a safetensors file."""
-        settings = {"method": self.module.method, **self.module.stored_options()}
-        metadata = {
-            "format": load_vectors.FORMAT,
-            "version": load_vectors.VERSION,
-            "sizes": json.dumps([self.module.num_embeddings, self.module.embedding_dim]),
-            "embedding": json.dumps(settings),
-        }
-        if self.notes:
-            metadata["notes"] = json.dumps(self.notes)
-        content = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        content[_WORDS] = torch.from_numpy(np.frombuffer("\n".join(self.words).encode(), np.uint8).copy())
         write_text(output.with_name(_LOADER.name), program(_LOADER))
         with replacing(output) as temporary:
-            save_safetensors(content, temporary, metadata)
+            write_compressed(temporary, self.words, self.module, tensors, self.notes)
 
     def vocabularies(self) -> list[HostVocabulary]:
         return [HostVocabulary(NAME, self.original, frozenset(), None)]
@@ -186,7 +175,39 @@ def _is_compressed(path: Path) -> bool:
         return f'"{load_vectors.FORMAT}"'.encode() in file.read(_SEARCHED_BYTES)
 
 
-def _read_compressed(path: Path) -> tuple[list[str], SharedEmbedding, Packing | None, list[str]]:
+def write_compressed(
+    path: Path,
+    words: Sequence[str],
+    embedding: SharedEmbedding,
+    tensors: Mapping[str, Tensor],
+    notes: Sequence[str] = (),
+) -> None:
+    """Write the file that `load_vectors` reads; the `tensors` are those of the embedding, and `EXTRAS`."""
+    metadata = {
+        "format": load_vectors.FORMAT,
+        "version": load_vectors.VERSION,
+        "sizes": json.dumps([embedding.num_embeddings, embedding.embedding_dim]),
+        "embedding": json.dumps({"method": embedding.method, **embedding.stored_options()}),
+    }
+    if notes:
+        metadata["notes"] = json.dumps(notes)
+    content = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    content[_WORDS] = torch.from_numpy(np.frombuffer("\n".join(words).encode(), np.uint8).copy())
+    save_safetensors(content, path, metadata)
+
+
+class StoredVectors(NamedTuple):
+    """The content of a file that `write_compressed` wrote."""
+
+    words: list[str]
+    embedding: SharedEmbedding
+    packing: Packing | None
+    notes: list[str]
+    extras: dict[str, Tensor]  # those of `EXTRAS` that it has
+
+
+def read_compressed(path: Path) -> StoredVectors:
+    """Read what `write_compressed` wrote; UserError for a damaged file, or one of another version."""
     tensors = load_tensors(path, f"vectors {path}")
     try:
         with safe_open(path, "pt") as file:
@@ -196,6 +217,7 @@ def _read_compressed(path: Path) -> tuple[list[str], SharedEmbedding, Packing | 
                 f"it is of version {settings['version']}, but this program supports {load_vectors.VERSION}"
             )
         words = bytes(tensors.pop(_WORDS).numpy()).decode("utf-8").split("\n")
+        extras = {name: tensors.pop(name) for name in load_vectors.EXTRAS if name in tensors}
         options = json.loads(settings["embedding"])
         count, dim = json.loads(settings["sizes"])
         check_sizes("its header", {"words": count, "dimensions": dim, **options}, tensors)
@@ -209,4 +231,4 @@ def _read_compressed(path: Path) -> tuple[list[str], SharedEmbedding, Packing | 
             f"vectors {path}: cannot be read ({first_line(error)}); it is damaged, or of another "
             "version of this program; copy it again, or use that version"
         ) from error
-    return words, embedding.eval(), packing, json.loads(settings.get("notes", "[]"))
+    return StoredVectors(words, embedding.eval(), packing, json.loads(settings.get("notes", "[]")), extras)

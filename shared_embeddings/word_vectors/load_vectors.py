@@ -19,6 +19,8 @@ import numpy as np
 from shared_embeddings.quant.decoder import decoded_table, unpacked
 
 FORMAT, VERSION = "shared-embeddings-vectors", "1"
+# Tensors ``(V,)`` of tables whose rows several words share: the row of each word, and its factor.
+EXTRAS = ("word_rows", "word_factors")
 # The types of safetensors for numpy, which has no bfloat16.
 _TYPES = {
     **{"F32": "<f4", "F16": "<f2", "BF16": "<u2", "BOOL": "?"},
@@ -79,10 +81,15 @@ def _read(content: bytes) -> LoadedVectors:
         tensors[name] = values
     words = bytes(tensors.pop("words")).decode("utf-8").split("\n")
     options, (count, dim) = json.loads(metadata["embedding"]), json.loads(metadata["sizes"])
+    rows, factors = (tensors.pop(name, None) for name in EXTRAS)
     # Before memory is taken for them: every dimension has a number of at least a quarter of a bit.
-    if len(words) != count or not 0 < dim <= 32 * len(content):
+    if len(words) != (count if rows is None else len(rows)) or not 0 < dim <= 32 * len(content):
         raise ValueError(f"{len(words)} words for {count} vectors of {dim} dimensions")
     table = decoded_table(options.pop("method"), count, dim, options, unpacked(tensors))
     if table.shape != (count, dim) or not np.isfinite(table).all():
         raise ValueError(f"numbers of {table.shape} that are not finite, or not {count} x {dim}")
+    if rows is not None:
+        table = table[rows]
+    if factors is not None:
+        table = table * factors[:, None].astype(np.float32)
     return LoadedVectors(words, table)

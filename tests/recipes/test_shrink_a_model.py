@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from recipes.shrink_a_model.models import (
     table,
     write_report,
 )
+from recipes.shrink_a_model.static import evaluate_static, read_static, static_table
 from shared_embeddings.analysis import WordPairs
 from shared_embeddings.utils.errors import UserError
 from tests.shared_embeddings.hf.models import WORDS as DECODER_WORDS
@@ -106,10 +108,13 @@ def test_readme_table_matches_the_results() -> None:
     }
     text = (RECIPE.folder / "README.md").read_text(encoding="utf-8")
     rows = read_grid(RECIPE)
-    for is_decoder, made in ((False, table), (True, decoder_table)):
-        measured = [
-            records[name] for name, row in rows.items() if name in records and bool(row.decoder) == is_decoder
-        ]
+    kinds = {table: "encoder", decoder_table: "decoder", static_table: "static"}
+    for made, kind in kinds.items():
+        of_kind = {
+            name: "decoder" if row.decoder else "static" if row.static else "encoder"
+            for name, row in rows.items()
+        }
+        measured = [records[name] for name in rows if name in records and of_kind[name] == kind]
         lines = {line for line in made(measured).splitlines() if line.startswith("|")}
         assert measured and lines <= set(text.splitlines())
 
@@ -120,6 +125,39 @@ def test_a_model_without_a_configuration_is_named(
     monkeypatch.setenv("MODEL", str(tmp_path))
     assert run_main("preprocess", lambda arguments: preprocess.main(RECIPE, arguments), []) == 2
     assert f"MODEL={tmp_path}: no config.json there; name the folder of a model" in capsys.readouterr().err
+
+
+def test_the_table_of_static_models() -> None:
+    scores = {"rho": {"EN-RG-65": 0.71}, "found": 0.5, "top1": 0.9, "top10": 0.8, "correlation": 0.99}
+    counts = {"stored_bits": 160, "weights": 80}
+    done = {"row": "minilm_int8", "config": {}, "counts": counts, "metrics": {**scores, "speed": 1.0}}
+    left = {"row": "left", "config": {}, "counts": {}, "metrics": {}}
+    titles, _, row, *_, others = static_table([done, left]).splitlines()
+    assert titles.startswith("| row | bits a number | weights, MB | rho RG-65 | headlines found |")
+    assert row == "| minilm_int8 | 2.00 | 0.00 | 0.710 | 50.0 % | 90.0 % | 80.0 % | 0.9900 | 1.00x |"
+    assert others == "Not run: `left`."
+
+
+def test_a_static_model_is_measured_as_its_own_program_computes(tmp_path: Path) -> None:
+    """Speed is relative to what stands for model2vec; rows of the original keep all neighbors."""
+    from tests.shared_embeddings.static.models import write_model2vec
+
+    source, prepared = write_model2vec(tmp_path / "data" / "tiny"), tmp_path / "data"
+    write_model2vec(tmp_path / "models" / "row")
+    lines = {name: [f"w{place} w{place + 1}" for place in range(1, 12)] for name in ("captions", "headlines")}
+    (prepared / "texts.json").write_text(json.dumps({**lines, "descriptions": lines["headlines"]}))
+    (prepared / "pairs").mkdir()
+    (prepared / "pairs" / "EN-TINY.txt").write_text("w1 w2 3\nw1 w5 2\nw3 w9 1\n")
+    encoder = read_static(source)
+    fake = SimpleNamespace(
+        StaticModel=SimpleNamespace(
+            from_pretrained=lambda _: SimpleNamespace(encode=lambda lines, **_: encoder.encode(lines))
+        )
+    )
+    path = evaluate_static(tmp_path, "row", "tiny", {}, fake, "")
+    (record,) = read_results(path)
+    assert record["metrics"]["found"] == record["metrics"]["top10"] == 1
+    assert record["counts"]["stored_bits"] == 32 * 60 * 12 and record["metrics"]["speed"] > 0
 
 
 IQ4_NL_LEVELS = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]

@@ -69,7 +69,7 @@ def test_rounding_equals_that_number_by_number(width: int) -> None:
     assert (rounded == wanted).float().mean() > 0.98  # a number may be halfway between two
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", [name for name in CODECS if name != "iq4_nl"])
 @pytest.mark.parametrize("bits", [2.0, 2.5, 4.0])
 def test_feedback_lowers_the_weighted_error_at_equal_bytes(codec: str, bits: float) -> None:
     table, matrix = drawn(WORDS, DIM), uneven_metric(DIM)

@@ -336,6 +336,7 @@ def test_directions_whose_errors_count_little_get_few_bits() -> None:
 
 WORDS, COLUMNS = 300, 48
 CODECS = sorted(codecs())
+OF_ANY_RATE = [name for name in CODECS if len(codecs()[name].rates) > 2]
 COUNTS = 1e6 / torch.arange(1, WORDS + 1).double().square()
 
 
@@ -412,7 +413,7 @@ def test_all_widths_in_every_dtype(codec: str, monkeypatch: pytest.MonkeyPatch) 
                     torch.testing.assert_close(loss.double(), exact_loss, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("codec", codecs())
+@pytest.mark.parametrize("codec", OF_ANY_RATE)
 def test_tables_of_any_size_and_content(codec: str) -> None:
     """Among them some in which no word has codes, since one codebook takes more bytes than the table."""
     for words, dim in ((1, 1), (1, 8), (2, 1), (2, 64), (3, 5), (50, 1)):
@@ -442,7 +443,7 @@ def test_training_works_after_inference_mode(method: str, options: dict[str, Any
     assert all(parameter.grad is not None for parameter in table.parameters() if parameter.requires_grad)
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", OF_ANY_RATE)
 def test_words_can_be_removed(codec: str) -> None:
     embedding = fitted(COUNTS, bits=1.5, codec=codec)
     # Then one of the widths only, then one word.
@@ -466,7 +467,7 @@ def test_training_moves_scales_and_levels_but_no_codes() -> None:
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"bits": 9}, "from 0.25 to 8"),
+        ({"bits": 9}, "has 8 at most"),
         ({"bits": 4, "group_size": 64}, "no effect with codec trellis"),
         ({"bits": 4, "count_exponent": 2}, "from 0 to 1"),
         ({"bits": 4, "words_per_width": [0, 0, 0, 0, 299, 0, 0, 0, 0]}, "11 numbers that add up to 300"),
@@ -541,7 +542,7 @@ def test_more_bits_are_better_and_rounding_is_not(
         return float((values.double() * weights.double().sqrt()[:, None]).norm())
 
     errors: dict[str, list[float]] = {}
-    for codec in codecs():
+    for codec in OF_ANY_RATE:
         for bits in rates:
             embedding = se.fit("quantized", rows, bits=bits, codec=codec, progress=False, **known)[0].eval()
             decoded = embedding.table().detach()
@@ -550,7 +551,7 @@ def test_more_bits_are_better_and_rounding_is_not(
             errors.setdefault(codec, []).append(missed)
         for place, (fewer, more) in enumerate(zip(errors[codec], errors[codec][1:])):
             # Other programs read rounded numbers of one rate, so words do not get bits by their norms.
-            is_single = codec == "uniform" and rates[place + 1] >= 1 > rates[place]
+            is_single = codecs()[codec].has_groups and rates[place + 1] >= 1 > rates[place]
             assert is_single or more <= 1.05 * fewer + FINEST, (codec, rates[place + 1], errors[codec])
     for codec, of_codec in errors.items():
         for bits, missed, rounded in zip(rates, of_codec, errors["uniform"]):
@@ -561,7 +562,7 @@ def test_more_bits_are_better_and_rounding_is_not(
 
 @pytest.mark.slow_except("spectral-one direction", "uniform-two directions")
 @pytest.mark.parametrize("metric", ["one direction", "one number", "two directions", "nearly one direction"])
-@pytest.mark.parametrize("codec", codecs())
+@pytest.mark.parametrize("codec", OF_ANY_RATE)
 def test_metrics_of_few_directions(codec: str, metric: str) -> None:
     """Their errors fall, and those of all directions, which were several times those of rows, hardly rise."""
     rows = normal(200)
@@ -576,4 +577,6 @@ def test_metrics_of_few_directions(codec: str, metric: str) -> None:
             missed = (embedding.eval().table().detach() - rows).double()
             plain.append(float(missed.norm()))
             cost.append(float((missed @ matrix.double() * missed).sum().sqrt()))
-        assert cost[1] <= 1.01 * cost[0] and plain[1] <= 1.3 * plain[0], (bits, plain, cost)
+        # The scale of a group serves the numbers that matter.
+        most = 1.6 if codecs()[codec].has_groups else 1.3
+        assert cost[1] <= 1.01 * cost[0] and plain[1] <= most * plain[0], (bits, plain, cost)

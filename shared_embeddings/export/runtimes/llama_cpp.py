@@ -42,8 +42,8 @@ def write_gguf(tables: Mapping[str, CodedTable], grid: str, source: Path, output
     """Write a copy of a GGUF file with other tables.
 
     Args:
-        tables: by the name of their tensor, `INPUT` and maybe `OUTPUT`. A file without the latter scores words
-            with `INPUT`, so that it needs one table for both.
+        tables: by the name of their tensor, `INPUT` and maybe `OUTPUT`. A file without the latter scores
+            words with `INPUT`, so that it needs one table for both.
         grid: one of those of `LlamaCpp`.
 
     Raises:

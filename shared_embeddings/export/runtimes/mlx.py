@@ -21,14 +21,13 @@ class MlxRuntime(FolderRuntime):
 
     about = "a folder for mlx_lm.load"
     library = "mlx"
+    ties_layers = True
     loading = 'from mlx_lm import load\n\nmodel, tokenizer = load("DIR")'
     grids = {
         f"{bits}_{group}": Grid("affine", bits, group) for bits in (2, 3, 4, 6, 8) for group in (64, 32, 128)
     }
 
     def layer_tensors(self, path: str, is_output: bool, table: CodedTable, grid: Grid) -> dict[str, Any]:
-        if is_output:
-            return {}
         codes = little_endian_bits(table.codes, grid.bits)
         return {
             f"{path}.weight": np.ascontiguousarray(codes).view("<u4"),

@@ -1,8 +1,8 @@
 """The codes of transformers' own quantizer "gemma", which it loads for any model, without another package.
 
 Whole numbers with an fp32 scale for each row: int8, or 4 or 2 bits with an offset, lowest bits first. Input
-and output layers do not share tensors there, so a tied table is stored twice. See ``integrations/gemma_quant.py``
-of transformers (5.23).
+and output layers do not share tensors there, so a tied table is stored twice. See
+``integrations/gemma_quant.py`` of transformers (5.23).
 """
 
 from __future__ import annotations

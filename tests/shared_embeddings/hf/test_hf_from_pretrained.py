@@ -233,7 +233,12 @@ transformers.AutoModelForSequenceClassification.from_pretrained(sys.argv[1], tru
 # Codec, width of rows, bits, and a width that some words have: words of several widths, some with none or
 # half a bit, and directions of several widths.
 DECODED = [
-    *((codec, DIM, bits, None) for codec in codecs() for bits in (1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0)),
+    *(
+        (name, DIM, bits, None)
+        for name, codec in codecs().items()
+        for bits in (1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0)
+        if bits <= max(codec.rates)
+    ),
     ("spectral", DIM, 1.3, 0),
     ("trellis", 44, 0.6, 9),
     ("spectral", 36, 0.6, 10),
