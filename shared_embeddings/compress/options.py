@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from shared_embeddings.export.runtime import Runtime, runtimes
+from shared_embeddings.runtimes.base import Runtime, runtimes
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import check_known, option, require_at_least
 from shared_embeddings.utils.paths import existing_file, existing_path, model_path, new_path, output_path

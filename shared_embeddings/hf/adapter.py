@@ -24,11 +24,9 @@ from shared_embeddings.compress import host
 from shared_embeddings.compress.measure import Quality, Samples, Validation
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.export.onnx import Example, OnnxBody, StandIn, export_model, quiet, rename_values
-from shared_embeddings.export.runtime import CodedTable, FolderRuntime, Runtime
-from shared_embeddings.export.runtimes.llama_cpp import INPUT, OUTPUT, write_gguf
-from shared_embeddings.export.tables import coded_table, is_in
 from shared_embeddings.hf import folder
 from shared_embeddings.hf.card import write_card
+from shared_embeddings.hf.coded_tables import coded_table, is_in
 from shared_embeddings.hf.quality import (
     LONGEST_WINDOW,
     computing,
@@ -56,6 +54,8 @@ from shared_embeddings.hf.word_layers import (
 )
 from shared_embeddings.quant.codec import check_decoder
 from shared_embeddings.registry import build, get_method_config
+from shared_embeddings.runtimes.base import CodedTable, FolderRuntime, Runtime
+from shared_embeddings.runtimes.llama_cpp import INPUT, OUTPUT, write_gguf
 from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.options import OptionError

@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from shared_embeddings.export.runtime import FolderRuntime
 from shared_embeddings.hf.folder import CONFIG, REMOTE_CODE, auto_classes
 from shared_embeddings.hf.sentences import SENTENCE_LAYERS
 from shared_embeddings.hf.word_layers import find_entry
+from shared_embeddings.runtimes.base import FolderRuntime
 from shared_embeddings.utils.errors import require
 from shared_embeddings.utils.reading import read_json
 

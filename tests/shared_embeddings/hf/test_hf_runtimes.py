@@ -17,7 +17,7 @@ from torch import Tensor
 
 import shared_embeddings.hf as hf
 from shared_embeddings.compress.fit import fit
-from shared_embeddings.export.runtime import runtimes
+from shared_embeddings.runtimes.base import runtimes
 from tests.helpers import main
 from tests.shared_embeddings.hf.models import add_tokenizer, build, scores, shrink
 

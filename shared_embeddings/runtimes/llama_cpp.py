@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shared_embeddings.export.runtime import CodedTable, Grid, Runtime, register
+from shared_embeddings.runtimes.base import CodedTable, Grid, Runtime, register
 from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.files import replacing
 

@@ -9,12 +9,12 @@ import torch
 
 from shared_embeddings.compress.fit import fit
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.export.runtime import CodedTable, Grid
 from shared_embeddings.modules.quantized import QuantizedEmbedding
 from shared_embeddings.quant.bits import read_windows
 from shared_embeddings.quant.codec import BLOCK
 from shared_embeddings.quant.grid import GridCodec
 from shared_embeddings.quant.packed_tensor import dense
+from shared_embeddings.runtimes.base import CodedTable, Grid
 
 
 def is_in(embedding: SharedEmbedding, grid: Grid) -> bool:

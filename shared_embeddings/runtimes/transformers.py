@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shared_embeddings.export.runtime import CodedTable, FolderRuntime, Grid, little_endian_bits, register
+from shared_embeddings.runtimes.base import CodedTable, FolderRuntime, Grid, little_endian_bits, register
 
 
 @register("transformers")

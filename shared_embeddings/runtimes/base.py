@@ -1,6 +1,6 @@
 """What runtimes read: grids of numbers, and how and where a table in them is stored. Runtimes by name.
 
-A runtime is one file in `shared_embeddings.export.runtimes`, with a class that `register` names. It is then a
+A runtime is one file in this package, with a class that `register` names. It is then a
 value of ``--for``, and a row of the tests and tables. These modules do not import torch.
 
 Axes: ``V`` vocabulary, ``D`` dimensions, ``S`` groups of a row.
@@ -136,8 +136,6 @@ def register(name: str) -> Callable[[Kind], Kind]:
 
 def runtimes() -> dict[str, Runtime]:
     """All runtimes by name, sorted."""
-    import shared_embeddings.export.runtimes  # noqa: F401  # registers them
-
     return dict(sorted(_registered.items()))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared_embeddings.export.runtime import Grid, Runtime, register
+from shared_embeddings.runtimes.base import Grid, Runtime, register
 
 
 @register("onnx")
