@@ -92,7 +92,7 @@ class TokenVocabulary:
     def length(self, prompt: str) -> int:
         """Return the number of tokens before a text after a prompt, with the mark at its beginning."""
         ids = self._required()(prompt)["input_ids"]
-        return len(ids) - (ids[-1] in self.tokenizer.all_special_ids)
+        return len(ids) - (ids[-1] in self._required().all_special_ids)
 
     def sentences(self, lines: Sequence[str], longest: int) -> list[list[int]]:
         """Return the ids of lines with sentence marks, up to `longest` for each."""
