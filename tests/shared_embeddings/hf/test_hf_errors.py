@@ -153,20 +153,6 @@ def index_without(entry: str) -> Change:
     return apply
 
 
-def only_a_table(name: str, **config: Any) -> Change:
-    """A folder of token vectors, as model2vec, sentence-transformers and WordLlama write them."""
-
-    def apply(folder: Path) -> None:
-        shutil.rmtree(folder)
-        (folder / name).parent.mkdir(parents=True)
-        save_file({"embeddings": torch.ones(WORDS, DIM)}, folder / name)
-        (folder / "tokenizer.json").write_text("{}")
-        if config:
-            (folder / "config.json").write_text(json.dumps(config))
-
-    return apply
-
-
 SHAPE = b'{"w":{"dtype":"F32","shape":[1099511627776,16],"data_offsets":[0,70368744177664]}}'
 # What is wrong -> how to change a folder, and what the line says.
 DAMAGES: dict[str, tuple[Change, str]] = {
@@ -179,12 +165,6 @@ DAMAGES: dict[str, tuple[Change, str]] = {
     "an index with a path": (index_of("{}/away.safetensors"), "is not a safetensors file in the folder"),
     "an index without metadata": (index_without("metadata"), "has no 'metadata'"),
     "an index without names": (index_without("weight_map"), "has no 'weight_map'"),
-    "model2vec": (
-        only_a_table(WEIGHTS, model_type="model2vec", architectures=["StaticModel"]),
-        "not supported yet",
-    ),
-    "StaticEmbedding": (only_a_table(f"0_StaticEmbedding/{WEIGHTS}"), "not supported yet"),
-    "WordLlama": (only_a_table("wordllama_256.safetensors"), "not supported yet"),
     "a huge tensor": (replaced(WEIGHTS, lambda _: bytes([len(SHAPE), *[0] * 7]) + SHAPE), "cannot be read"),
     "other weights": (config(transformers_weights="other.safetensors.index.json"), "transformers_weights"),
     "an adapter": (
