@@ -88,6 +88,7 @@ PANELS = {
 # The rows of the table in the README of the project, without the name of the decoder.
 SUMMARY = (
     *("gguf_q4_1", "gguf_iq4_nl", "mlx_4bit_32", "mlx_4bit_64", "torchao_int4", "bitsandbytes_nf4"),
+    "for_mlx_4_64",
     *(f"spectral_{bits}" for bits in (4, 3, 2, 1)),
     *(f"spectral_{bits}_only_text" for bits in (4, 3, 2)),
 )
@@ -99,7 +100,7 @@ TITLES = {"wikitext2": "WikiText-2", "ag_news": "AG News"}
 NO_LANGUAGE = (*TITLES, "Python")
 # The series of the picture of decoders: codes of this library, and other packages.
 SERIES = (
-    *("default", "only the text", "recovered", "not calibrated", "rounded"),
+    *("default", "only the text", "recovered", "not calibrated", "rounded", "for a runtime"),
     *("gguf", "mlx", "torchao", "bitsandbytes"),
 )
 # Smaller losses, in percent, are drawn as this, since a logarithmic axis has no 0; rows of more bits are not
@@ -595,7 +596,7 @@ def series(record: Record) -> str:
     if "peer" in config:
         return str(config["peer"]["package"])
     if config["given"].get("codec") != "spectral":
-        return "rounded"
+        return "rounded" if config["calibration"] == "none" else "for a runtime"
     if config.get("recover"):
         return "recovered"
     if config["calibration"] == "none":
@@ -611,6 +612,9 @@ def label(record: Record) -> str:
     bits = f"{config['given']['bits']:g}"
     if name == "rounded":
         return f"rounded to {bits} bits"
+    if name == "for a runtime":
+        runtime, _, grid = record["row"].partition("_for_")[2].partition("_")
+        return f"--for {runtime} {grid}"
     recover = f" --recover {config.get('recover') or 0:g}min"
     options = {"only the text": " --only-text", "not calibrated": " --calibration none", "recovered": recover}
     return f"--bits {bits}{options.get(name, '')}"
