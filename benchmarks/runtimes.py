@@ -13,6 +13,7 @@ that of generating 64 tokens after one, the best of three times; the tables take
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import time
@@ -35,12 +36,9 @@ class Runner(NamedTuple):
 
 def read_mlx(folder: Path, table: str, grid: str | None) -> Runner:
     """Read a folder with mlx-lm; with a grid, such as 4_64, MLX rounds its table."""
-    import mlx.core as mx
-    import mlx.nn as nn
-    from mlx_lm import load
-    from mlx_lm.generate import generate_step
-
-    model, _ = load(str(folder))
+    mx, nn, mlx_lm = map(importlib.import_module, ("mlx.core", "mlx.nn", "mlx_lm"))
+    generate_step = importlib.import_module("mlx_lm.generate").generate_step
+    model, _ = mlx_lm.load(str(folder))
     if grid is not None:
         bits, group = map(int, grid.split("_"))
         nn.quantize(model, group, bits, class_predicate=lambda _, layer: isinstance(layer, nn.Embedding))
@@ -57,9 +55,9 @@ def read_mlx(folder: Path, table: str, grid: str | None) -> Runner:
 
 def read_llama(file: Path, table: str) -> Runner:
     """Read a GGUF file with llama-cpp-python."""
-    from llama_cpp import Llama
-
-    model = Llama(str(file), n_ctx=512, n_threads=2, logits_all=True, verbose=False)
+    model = importlib.import_module("llama_cpp").Llama(
+        str(file), n_ctx=512, n_threads=2, logits_all=True, verbose=False
+    )
 
     def score(ids: Any) -> Any:
         model.reset()
@@ -78,8 +76,7 @@ def read_llama(file: Path, table: str) -> Runner:
 
 def round_gguf(original: Path, output: Path, grid: str) -> None:
     """Write a GGUF file whose table is rounded to a type as llama.cpp's own package does."""
-    import gguf
-
+    gguf = importlib.import_module("gguf")
     reader = gguf.GGUFReader(original)
     writer = gguf.GGUFWriter(output, reader.get_field("general.architecture").contents())
     for field in reader.fields.values():
