@@ -22,6 +22,7 @@ from tqdm import tqdm
 from recipes.common.tools import read_json, write_json
 from recipes.shrink_a_model.encoder import read_tokenizer
 from shared_embeddings.hf.word_layers import dense_model, find_entry
+from shared_embeddings.quant.codecs.iq4_nl import Iq4NlCodec
 from shared_embeddings.utils.errors import UserError, require
 from shared_embeddings.utils.files import replacing
 
@@ -29,10 +30,9 @@ from shared_embeddings.utils.files import replacing
 _WORDS = 2048
 # Numbers that share a scale: the defaults of torchao and bitsandbytes.
 _TORCHAO_GROUP, _BITSANDBYTES_BLOCK = 32, 64
-# Of llama.cpp's IQ4_NL: numbers of a block, the levels, and the scales that it tries on each side;
+# Of llama.cpp's IQ4_NL: numbers of a block, and the scales that it tries on each side;
 # blocks that are rounded at a time, and what is added to nothing before a division.
 _IQ4_NL_BLOCK = 32
-_IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _TRIED, _BLOCKS, _TINY = 7, 2**15, 1e-30
 
 
@@ -196,8 +196,8 @@ def iq4_nl(blocks: Tensor) -> Tensor:
     As in llama.cpp without an importance matrix, errors are weighted by the squares of the numbers, and the
     scale is the best one for the codes of any of 16 scales, at which the largest number is near a last level.
     """
-    levels = torch.tensor(_IQ4_NL, dtype=torch.float32)
-    middles, first = (levels[1:] + levels[:-1]) / 2, _IQ4_NL[0]
+    levels = torch.from_numpy(Iq4NlCodec.levels(4.0))
+    middles, first = (levels[1:] + levels[:-1]) / 2, int(levels[0])
 
     def codes(inverse: Tensor) -> Tensor:
         return torch.bucketize(blocks * inverse, middles, right=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,8 @@ import numpy as np
 import torch
 
 import shared_embeddings.hf  # noqa: F401  (registers compressed models with transformers)
+from recipes.common.results import Record
+from recipes.common.table import Column, number
 from shared_embeddings.analysis import WordPairs, read_pairs, spearman, word_similarity
 from shared_embeddings.utils.errors import require
 
@@ -187,3 +190,23 @@ def agreement(first: np.ndarray, second: np.ndarray, number: int) -> float:
     """Return the mean fraction of nearest neighbors that two matrices of similarities ``(N, N)`` share."""
     sets = [np.argpartition(-matrix, number - 1, axis=1)[:, :number] for matrix in (first, second)]
     return float(np.mean([len(np.intersect1d(*pair)) / number for pair in zip(*sets, strict=True)]))
+
+
+def quality_columns(sets: Sequence[str]) -> list[Column]:
+    """Return the columns of a table about what `measure` measures, with these sets of word pairs."""
+
+    def rho(name: str, record: Record) -> str:
+        value = record["metrics"]["rho"][name]
+        return "undefined" if value is None else f"{value:.3f}"
+
+    percent = partial(number, "{:.1f} %", "metrics", factor=100)
+    return [
+        *(
+            Column(f"rho {name.removeprefix('EN-').removesuffix('-ALL')}", partial(rho, name))
+            for name in sets
+        ),
+        Column("headlines found", percent("found")),
+        Column("nearest as before", percent("top1")),
+        Column("10 nearest as before", percent("top10")),
+        Column("correlation", number("{:.4f}", "metrics", "correlation")),
+    ]

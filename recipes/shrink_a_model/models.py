@@ -41,6 +41,7 @@ from recipes.shrink_a_model.decoder import (
 from recipes.shrink_a_model.encoder import (
     EncoderTexts,
     measure,
+    quality_columns,
     read_all,
     read_encoder,
     read_onnx,
@@ -440,11 +441,6 @@ def table(records: Sequence[Record]) -> str:
         method = str(record["config"]["embedding"]["method"])
         return "plain" if method == "standard" else f"{method}, {describe_options(record)}"
 
-    def rho(name: str, record: Record) -> str:
-        value = record["metrics"]["rho"][name]
-        return "undefined" if value is None else f"{value:.3f}"
-
-    percent = partial(number, "{:.1f} %", "metrics", factor=100)
     columns = [
         Column("row", lambda r: r["row"], always=True),
         Column("table", replaced),
@@ -452,14 +448,7 @@ def table(records: Sequence[Record]) -> str:
         Column("folder, MB", number("{:.1f}", "counts", "folder_bytes", factor=1e-6)),
         Column("table, MB", number("{:.2f}", "counts", "stored_bits", factor=1 / 8e6)),
         Column("table smaller", lambda r: f"{original['stored_bits'] / r['counts']['stored_bits']:.1f}x"),
-        *(
-            Column(f"rho {name.removeprefix('EN-').removesuffix('-ALL')}", partial(rho, name))
-            for name in sets
-        ),
-        Column("headlines found", percent("found")),
-        Column("nearest as before", percent("top1")),
-        Column("10 nearest as before", percent("top10")),
-        Column("correlation", number("{:.4f}", "metrics", "correlation")),
+        *quality_columns(sets),
         Column("speed", number("{:.2f}x", "metrics", "speed")),
         Column("ONNX, MB", number("{:.1f}", "metrics", "onnx", "bytes", factor=1e-6)),
         Column("ONNX, difference", number("{:.0e}", "metrics", "onnx", "difference")),

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from recipes.common.results import Record, write_result
 from recipes.common.table import NONE, Column, markdown_table, number
 from recipes.common.tools import read_json, run_command, run_step
-from recipes.shrink_a_model.encoder import EncoderTexts, measure, read_all
+from recipes.shrink_a_model.encoder import EncoderTexts, measure, quality_columns, read_all
 from recipes.shrink_a_model.preprocess import MODEL, PAIRS, TEXTS, installed
 from shared_embeddings.static import table as static
 from shared_embeddings.utils.errors import require
@@ -196,22 +196,11 @@ def static_table(records: Sequence[Record]) -> str:
     """Return the Markdown table of the measured rows of static models."""
     done = [record for record in records if record.get("metrics")]
     sets = list(done[0]["metrics"]["rho"]) if done else []
-    percent = partial(number, "{:.1f} %", "metrics", factor=100)
     columns = [
         Column("row", lambda r: r["row"], always=True),
         Column("bits a number", lambda r: f"{r['counts']['stored_bits'] / r['counts']['weights']:.2f}"),
         Column("weights, MB", number("{:.2f}", "counts", "stored_bits", factor=1 / 8e6)),
-        *(
-            Column(
-                f"rho {name.removeprefix('EN-').removesuffix('-ALL')}",
-                number("{:.3f}", "metrics", "rho", name),
-            )
-            for name in sets
-        ),
-        Column("headlines found", percent("found")),
-        Column("nearest as before", percent("top1")),
-        Column("10 nearest as before", percent("top10")),
-        Column("correlation", number("{:.4f}", "metrics", "correlation")),
+        *quality_columns(sets),
         Column("speed", number("{:.2f}x", "metrics", "speed")),
     ]
     others = ", ".join(f"`{record['row']}`" for record in records if record not in done)

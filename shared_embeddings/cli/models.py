@@ -104,6 +104,9 @@ def _export(known: argparse.Namespace, _: list[str]) -> str:
     if runtime is not None and known.format is not None:
         raise UserError(f"--format {known.format}: has no effect with --for {runtime}; remove one of them")
     form = "runtime" if runtime not in (None, "onnx") else known.format or "onnx"
+    for name in ("bits", "grid", "gguf") if form != "runtime" else ():
+        if hasattr(known, name):
+            raise UserError(f"--{name}: has no effect on {form}; remove it, or name another runtime (--for)")
     takes = {"dense": "hf", "runtime": "hf", "model2vec": "static"}.get(form, host)
     if host != takes:
         what = f"--for {runtime}" if form == "runtime" else f"--format {form}"

@@ -297,9 +297,6 @@ class FolderModel(host.TrainedModel):
             return
         placements = from_entry(self.module.config.to_dict()[KEY])[1]
         grid, embeddings = runtime.grids[grid_name], dict(getattr(self.module, ENTRY).items())
-        for name, embedding in embeddings.items():
-            with torch.no_grad():
-                check_single_table(name, embedding, placements[name])
         coded = {
             name: coded_table(embedding, grid, is_output=not placements[name].inputs)
             for name, embedding in embeddings.items()
@@ -307,6 +304,8 @@ class FolderModel(host.TrainedModel):
         if gguf is not None:
             tables: dict[str, CodedTable] = {}
             for name, table in coded.items():
+                with torch.no_grad():  # `dense_model` does so below
+                    check_single_table(name, embeddings[name], placements[name])
                 sides = {INPUT: placements[name].inputs, OUTPUT: placements[name].outputs}
                 for tensor in (tensor for tensor, uses in sides.items() if uses):
                     if tables.setdefault(tensor, table) is not table:

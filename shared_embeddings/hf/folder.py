@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ from shared_embeddings.hf.sentences import SENTENCE_LAYERS, has_pooling
 from shared_embeddings.hf.word_layers import KEY, find_entry
 from shared_embeddings.quant.codec import DECODED_METHODS, check_decoder, program
 from shared_embeddings.utils.errors import UserError, first_line, require
-from shared_embeddings.utils.files import replacing
+from shared_embeddings.utils.files import replacing, write_json
 from shared_embeddings.utils.reading import read_json
 
 WEIGHTS = "model.safetensors"
@@ -291,11 +290,6 @@ def auto_classes(model_type: str) -> dict[str, str]:
         name: getattr(mapping, "_model_mapping", {}).get(model_type) for name, mapping in mappings.items()
     }
     return {name: kind for name, kind in kinds.items() if isinstance(kind, str)}
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write settings as transformers does."""
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def check_output(folder: Path, force: bool) -> None:

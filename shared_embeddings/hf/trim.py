@@ -35,7 +35,7 @@ from shared_embeddings.hf.word_layers import (
 )
 from shared_embeddings.quant.storage import HEADER, pack, packing_of, unpack
 from shared_embeddings.utils.errors import UserError, require
-from shared_embeddings.utils.files import replacing
+from shared_embeddings.utils.files import replacing, write_json
 from shared_embeddings.utils.reading import read_json
 
 NAME = "tokens"
@@ -206,7 +206,7 @@ class TrimmableFolder(TrimmableModel):
         if self.weights.entry is not None:
             written[folder.CONFIG][KEY] = self.weights.entry
         for name, content in written.items():
-            folder.write_json(target / name, content)
+            write_json(target / name, content)
 
 
 def _load_fast_tokenizer(path: Path) -> Any:
@@ -356,7 +356,7 @@ class Weights:
         if [file.name for file in self.files] != [folder.WEIGHTS]:
             index = read_json(self.path / folder.INDEX)
             index["metadata"] = {**index.get("metadata", {}), "total_size": self.bytes(len(ids))}
-            folder.write_json(target / folder.INDEX, {**index, "weight_map": where})
+            write_json(target / folder.INDEX, {**index, "weight_map": where})
 
 
 # Token ids in settings.

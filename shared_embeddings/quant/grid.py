@@ -101,16 +101,16 @@ class GridCodec(Codec):
         else:
             levels = torch.from_numpy(self.levels(rate)).to(codes.device)
             values = read_entries(codes, self.dim, int(rate), levels).to(scales.dtype)
-        factors, *offsets = scales.split(self.num_groups, dim=1)
+        parts = scales.split(self.num_groups, dim=1)
         if self.dim % self.group_size == 0:
-            values, spread = values.unflatten(1, (-1, self.group_size)), scales.unsqueeze(-1)
-            factors, *offsets = spread.split(self.num_groups, dim=1)
-            values = torch.addcmul(offsets[0], values, factors) if offsets else values * factors
-            return values.flatten(1)
-        factors, *offsets = (
-            part.repeat_interleave(self.group_size, dim=1)[:, : self.dim] for part in (factors, *offsets)
-        )
-        return torch.addcmul(offsets[0], values, factors) if offsets else values * factors
+            values = values.unflatten(1, (-1, self.group_size))
+            factors, *offsets = (part.unsqueeze(-1) for part in parts)
+        else:
+            factors, *offsets = (
+                part.repeat_interleave(self.group_size, dim=1)[:, : self.dim] for part in parts
+            )
+        values = torch.addcmul(offsets[0], values, factors) if offsets else values * factors
+        return values.flatten(1)
 
 
 @functools.cache

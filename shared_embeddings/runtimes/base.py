@@ -1,7 +1,8 @@
 """What runtimes read: grids of numbers, and how and where a table in them is stored. Runtimes by name.
 
 A runtime is one file in this package, with a class that `register` names. It is then a
-value of ``--for``, and a row of the tests and tables. These modules do not import torch.
+value of ``--for``, and a row of the tests and tables. Options name the runtimes, so these modules import
+neither torch nor numpy before they write.
 
 Axes: ``V`` vocabulary, ``D`` dimensions, ``S`` groups of a row.
 """
@@ -11,11 +12,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from shared_embeddings.utils.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Kind = TypeVar("Kind", bound="type[Runtime]")
 
@@ -141,6 +143,8 @@ def runtimes() -> dict[str, Runtime]:
 
 def little_endian_bits(codes: np.ndarray, width: int) -> np.ndarray:
     """Return codes ``(V, D)`` of `width` bits in bytes ``(V, D * width / 8)``, from the lowest bit on."""
+    import numpy as np
+
     if width == 8:
         return codes
     if width in (2, 4):

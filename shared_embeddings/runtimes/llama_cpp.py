@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from shared_embeddings.runtimes.base import CodedTable, Grid, Runtime, register
 from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.files import replacing
+
+if TYPE_CHECKING:
+    import numpy as np
 
 INPUT, OUTPUT = "token_embd.weight", "output.weight"
 # Numbers that share a scale.
@@ -92,6 +93,8 @@ def write_gguf(tables: Mapping[str, CodedTable], grid: str, source: Path, output
 
 def blocks(table: CodedTable, grid: str) -> np.ndarray:
     """Return a table as rows of bytes: each block has the scale, maybe the offset, and the codes."""
+    import numpy as np
+
     codes = table.codes.reshape(len(table.codes), -1, _BLOCK)
     numbers = [table.scales] if table.offsets is None else [table.scales, table.offsets]
     parts: list[Any] = [part.astype("<f2")[:, :, None].view(np.uint8) for part in numbers]

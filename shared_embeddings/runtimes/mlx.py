@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from shared_embeddings.runtimes.base import CodedTable, FolderRuntime, Grid, little_endian_bits, register
 
 
@@ -28,6 +26,8 @@ class MlxRuntime(FolderRuntime):
     }
 
     def layer_tensors(self, path: str, is_output: bool, table: CodedTable, grid: Grid) -> dict[str, Any]:
+        import numpy as np
+
         codes = little_endian_bits(table.codes, grid.bits)
         return {
             f"{path}.weight": np.ascontiguousarray(codes).view("<u4"),

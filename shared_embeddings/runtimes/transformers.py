@@ -11,8 +11,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from shared_embeddings.runtimes.base import CodedTable, FolderRuntime, Grid, little_endian_bits, register
 
 
@@ -29,6 +27,8 @@ class TransformersRuntime(FolderRuntime):
     grids = {f"int{bits}": Grid("uniform", bits, None) for bits in (8, 4, 2)}
 
     def layer_tensors(self, path: str, is_output: bool, table: CodedTable, grid: Grid) -> dict[str, Any]:
+        import numpy as np
+
         # The zero point is as here, 2**(bits - 1).
         codes = little_endian_bits(table.codes, grid.bits)
         codes = (codes ^ 128).view(np.int8) if grid.bits == 8 else codes

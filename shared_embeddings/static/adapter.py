@@ -36,7 +36,7 @@ from shared_embeddings.registry import build
 from shared_embeddings.static import table as static
 from shared_embeddings.static.plain import plain_tensors, select_tokens, write_plain
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import replacing
+from shared_embeddings.utils.files import replacing, write_json
 from shared_embeddings.utils.reading import read_lines
 from shared_embeddings.word_vectors.adapter import NAME, VectorsModel
 
@@ -212,7 +212,7 @@ class StaticModel(VectorsModel):
                 write_plain(self.table, tensors, target, self.path)
             else:
                 self.table.write(target, tensors)
-                static.write_json(target / static.MODULES, static.modules(self.path, self.table.config))
+                write_json(target / static.MODULES, static.modules(self.path, self.table.config))
             self._copy_files(target)
             write_card(
                 self.path,

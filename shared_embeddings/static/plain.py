@@ -15,6 +15,7 @@ from torch import Tensor
 from shared_embeddings.checkpoints import save_safetensors
 from shared_embeddings.static import table as static
 from shared_embeddings.static.table import StaticTable
+from shared_embeddings.utils.files import write_json
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}
 # The names of tensors: the rows ``(n, D)``, the row of each token ``(V,)``, and its factor ``(V,)``.
@@ -65,7 +66,7 @@ def write_plain(table: StaticTable, tensors: Mapping[str, Tensor], target: Path,
     }
     if ROWS in tensors:
         config["vocabulary_quantization"] = len(tensors[TABLE])
-    static.write_json(target / static.CONFIG, config)
+    write_json(target / static.CONFIG, config)
     _, *others = static.modules(source, table.config)
     first = {"idx": 0, "name": "0", "path": ".", "type": _CLASS}
-    static.write_json(target / static.MODULES, [first, *others])
+    write_json(target / static.MODULES, [first, *others])

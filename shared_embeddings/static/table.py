@@ -29,6 +29,7 @@ from shared_embeddings.quant.codec import program
 from shared_embeddings.quant.storage import Packing
 from shared_embeddings.registry import build
 from shared_embeddings.utils.errors import UserError, first_line, require
+from shared_embeddings.utils.files import write_json
 from shared_embeddings.utils.reading import read_json
 from shared_embeddings.word_vectors import load_vectors
 from shared_embeddings.word_vectors.adapter import read_compressed, write_compressed
@@ -147,11 +148,6 @@ def flat(texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     lengths = torch.tensor([0, *map(len, texts)])
     ids = np.fromiter(itertools.chain.from_iterable(texts), np.int64, int(lengths.sum()))
     return torch.from_numpy(ids), lengths.cumsum(0)[:-1]
-
-
-def write_json(path: Path, content: object) -> None:
-    """Write settings."""
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 # Reading.

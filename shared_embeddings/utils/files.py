@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -77,6 +78,11 @@ def write_lines(path: AnyPath, lines: Iterable[str]) -> None:
     """Write lines atomically as UTF-8, each with a line end added."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         file.writelines(f"{line}\n" for line in lines)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write settings in a folder that is not yet in its place, as transformers does."""
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @contextmanager

@@ -129,6 +129,16 @@ def test_what_a_runtime_lacks(
     assert expected in line and not (tmp_path / "small").exists()
 
 
+@pytest.mark.parametrize("words", [("--for", "onnx", "--bits", "4"), ("--gguf", "pyproject.toml")])
+def test_options_that_an_export_does_not_use(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shrink("qwen2", tmp_path / "small", method="projective", rank=8)
+    assert export(tmp_path / "small", tmp_path / "output", *words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{words[-2]}: has no effect on onnx" in line and not (tmp_path / "output").exists()
+
+
 def test_other_codes_are_rounded_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small, output = tmp_path / "small", tmp_path / "output"
     model = shrink("qwen2", small, width=64, method="projective", rank=8)
