@@ -429,9 +429,10 @@ def cases(words: int, dim: int) -> Iterator[tuple[str, dict[str, Any], str]]:
     for method in se.methods():
         for options in se.get_method_config(method).presets(words, dim).examples.values():
             yield method, options, "int8"
-    for codec in codecs():
+    for name, codec in codecs().items():
         for bits in (1.0, 1.5, 2.0, 3.0, 4.0, 8.0):
-            yield "quantized", {"bits": bits, "codec": codec}, "fp16"
+            if bits <= max(codec.rates):
+                yield "quantized", {"bits": bits, "codec": name}, "fp16"
 
 
 # Rows of these take too long to be computed for every token, so their output table is cached.

@@ -21,6 +21,10 @@ def decode_iq4_nl(codes: Any, rate: float, dim: int, parts: Mapping[str, Any]) -
     return np.array(levels, np.float32)[windows(codes, 4 * np.arange(1, dim + 1), 4)]
 
 
+# Of codes 0, 1, ...; computed once, as torch.compile does not trace how.
+_LEVELS = decode_iq4_nl(np.arange(0, 256, 16, np.uint8)[:, None], 4, 1, {})[:, 0]
+
+
 @register("iq4_nl")
 class Iq4NlCodec(GridCodec):
     """See the module."""
@@ -32,5 +36,4 @@ class Iq4NlCodec(GridCodec):
 
     @staticmethod
     def levels(rate: float) -> np.ndarray:
-        every_code = np.array([[16 * code] for code in range(16)], np.uint8)
-        return decode_iq4_nl(every_code, rate, 1, {})[:, 0]
+        return _LEVELS
