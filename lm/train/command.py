@@ -86,7 +86,8 @@ def _train(config: Configuration, group: Group) -> None:
     if options.embedding_distillation is not None and not is_new:
         embedding = read_checkpoint(last)["config"]["embedding"]  # including options chosen by the fit
     torch.manual_seed(options.seed)
-    model = models.build(options.model, words, embedding, vars(config.model)).to(group.device)
+    model = models.build(options.model, words, embedding, vars(config.model), vars(config.ngrams))
+    model.to(group.device)
     teacher_losses, lines = TeacherLosses(), list[str]()
     if options.embedding_distillation is not None:
         student = LanguageModelStudent(model, options, corpus.vocabulary, group.is_first, lines)
@@ -279,6 +280,7 @@ def save_run(
         "position": trainer.position,
         "scores": trainer.scores,
         "optimizer": trainer.optimizer.state_dict(),
+        "row_optimizer": trainer.row_optimizer.state_dict() if trainer.row_optimizer is not None else None,
         "averages": averages,
         "lengths": trainer.lengths.getstate(),
         "processes": processes,
@@ -318,6 +320,8 @@ def restore_run(path: Path, trainer: Trainer, settings: Mapping[str, Any], corpu
         averages.steps = training["averages"]["steps"]
         averages.write(training["averages"]["parameters"])
     trainer.optimizer.load_state_dict(training["optimizer"])
+    if trainer.row_optimizer is not None:
+        trainer.row_optimizer.load_state_dict(training["row_optimizer"])
     trainer.step, trainer.epoch, trainer.position = (training[key] for key in ("step", "epoch", "position"))
     trainer.scores = list(training["scores"])
     process = processes[group.rank]
