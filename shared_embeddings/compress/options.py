@@ -95,12 +95,12 @@ class CompressOptions:
     force: bool = option("overwrite existing files", False)
 
     table: str | None = option(
-        "the name of a tensor in safetensors: code this table alone, in blocks of rows, so that it need not fit "
-        "in memory; * stands for the number of a part, as in table.shard_*.weight",
+        "the name of a tensor in safetensors: code this table alone, in blocks of rows, so that it need not "
+        "fit in memory; * stands for the number of a part, as in table.shard_*.weight",
         None,
     )
     part: str | None = option(
-        "with table: code only this part, such as 0/4; by default that of RANK and WORLD_SIZE, as torchrun sets",
+        "with table: code only this part, such as 0/4; by default that of RANK and WORLD_SIZE, as of torchrun",
         None,
     )
 

@@ -70,13 +70,13 @@ class LargeTableReport(NamedTuple):
         if self.missing:
             lines.append(
                 f"part {self.part[0]}/{self.part[1]} is done; {len(self.missing)} shards of other parts are "
-                f"missing, such as {self.missing[0]}; the last part completes the table, or join {self.output}"
+                f"missing, such as {self.missing[0]}; the last part completes the table"
             )
         else:
             ratio = self.bytes_before / self.bytes_after
             lines.append(
-                f"wrote {self.output}: {self.bytes_after:,} bytes instead of {self.bytes_before:,} ({ratio:.1f} "
-                f"times smaller), relative error {self.error:.4f} of a sample of rows"
+                f"wrote {self.output}: {self.bytes_after:,} bytes instead of {self.bytes_before:,} "
+                f"({ratio:.1f} times smaller), relative error {self.error:.4f} of a sample of rows"
             )
         return "\n".join(lines)
 
@@ -203,8 +203,8 @@ def _read_or_learn(
     for name, value in wanted.items():
         if plan[name] != value:
             raise UserError(
-                f"output {output}: was begun with {name} {plan[name]!r}, not {value!r}; name another folder, or "
-                "delete it"
+                f"output {output}: was begun with {name} {plan[name]!r}, not {value!r}; name another folder, "
+                "or delete it"
             )
     with torch.device("meta"):
         shared: Any = build(**shard_options(plan, 1))
@@ -278,8 +278,8 @@ def join(folder: Path) -> list[str]:
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise UserError(
-            f"table {folder}: {len(missing)} of {len(names)} shards are missing, such as {missing[0]}; run the "
-            "same compress again"
+            f"table {folder}: {len(missing)} of {len(names)} shards are missing, such as {missing[0]}; run "
+            "the same compress again"
         )
     with replacing(folder / INDEX) as temporary:
         write_json(temporary, plan)

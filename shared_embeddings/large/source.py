@@ -60,8 +60,8 @@ class TableRows:
                         shape = part.get_shape()
                         if len(shape) != 2 or part.get_dtype() not in ("F64", "F32", "F16", "BF16"):
                             raise UserError(
-                                f"{file}: tensor {tensor} is {part.get_dtype()} {tuple(shape)}, but a table has "
-                                "two axes and real numbers; name another"
+                                f"{file}: tensor {tensor} is {part.get_dtype()} {tuple(shape)}, but a table "
+                                "has two axes and real numbers; name another"
                             )
                         widths.add(shape[1])
                         self.dtypes.add(part.get_dtype())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,8 @@ class LargeTable(nn.Module):
         UserError: the folder has no complete table.
     """
 
+    _ends: Tensor
+
     def __init__(self, folder: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         path = Path(folder)
@@ -65,21 +67,21 @@ class LargeTable(nn.Module):
     @torch.no_grad()
     def forward(self, ids: Tensor) -> Tensor:
         """Return the vectors ``(..., D)`` of ids ``(...)``; IndexError if one is out of range."""
-        flat = ids.reshape(-1)
-        if len(self.shards) == 1:
-            return self.shards[0](flat).view(*ids.shape, -1)
+        flat, shards, ends = ids.reshape(-1), cast(list[Any], [*self.shards]), self._ends
+        if len(shards) == 1:
+            return shards[0](flat).view(*ids.shape, -1)  # type: ignore[no-any-return]
         if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < self.num_embeddings:
             raise IndexError(f"an index is out of range: there are {self.num_embeddings} rows")
         flat, order = flat.sort()
-        bounds = [0, *torch.searchsorted(flat, self._ends).tolist()]
+        bounds = [0, *torch.searchsorted(flat, ends).tolist()]
         parts, start = [], 0
-        for shard, end, first, last in zip(self.shards, self._ends.tolist(), bounds, bounds[1:]):
+        for shard, end, first, last in zip(shards, ends.tolist(), bounds, bounds[1:]):
             if first < last:
                 parts.append(shard.coded_rows(flat[first:last] - start))
             start = end
-        rows = torch.cat(parts) if parts else self.shards[0].coded_rows(flat)
+        rows = torch.cat(parts) if parts else shards[0].coded_rows(flat)
         rows = torch.empty_like(rows).index_copy_(0, order, rows)
-        return self.shards[0].restore(rows).view(*ids.shape, -1)
+        return shards[0].restore(rows).view(*ids.shape, -1)  # type: ignore[no-any-return]
 
 
 def shard_options(settings: dict[str, Any], rows: int) -> dict[str, Any]:

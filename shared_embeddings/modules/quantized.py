@@ -374,7 +374,7 @@ class QuantizedEmbedding(SharedEmbedding):
         Raises:
             OptionError: the codec has no such bits.
         """
-        sizes: dict[str, Any] = {"num_embeddings": len(sample), "embedding_dim": sample.size(1)}
+        sizes = {"num_embeddings": len(sample), "embedding_dim": sample.size(1)}
         asked = QuantizedOptions(**options)
         rate, rates = asked.bits, asked.layout(*sizes.values())[0].rates
         require(
@@ -383,13 +383,13 @@ class QuantizedEmbedding(SharedEmbedding):
             f"{asked.codec} has {', '.join(f'{bits:g}' for bits in rates if bits)}; choose one of these",
         )
         options["words_per_width"] = [len(sample) * (other == rate) for other in RATES]
-        draft: Any = build("quantized", **sizes, **options)
+        draft: Any = build("quantized", **{**sizes, **options})
         limit = _code_bytes(draft.codec, draft.word_counts)
         codec, _ = draft.codec.fit(
             sample, rate, None, None, lambda codec, counts: _code_bytes(codec, counts) <= limit
         )
         layout = {"directions": list(codec.layout)} if codec.layout else {}
-        made: Any = build("quantized", **sizes, **options, **layout)
+        made: Any = build("quantized", **{**sizes, **options, **layout})
         rotated = torch.cat([rotate(rows, made.signs) for rows in sample.split(BLOCK)])
         for name, values in made.codec.learn(rotated, torch.full((len(sample),), rate)).items():
             made.get_parameter(name).copy_(values)
