@@ -100,7 +100,7 @@ class CompressOptions:
         None,
     )
     part: str | None = option(
-        "with table: code only this part, such as 0/4; by default that of RANK and WORLD_SIZE, as of torchrun",
+        "with table: code only this part, such as 0/4; by default RANK/WORLD_SIZE, as torchrun sets them",
         None,
     )
 

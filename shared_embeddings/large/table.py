@@ -8,12 +8,13 @@ from __future__ import annotations
 import itertools
 import os
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shared_embeddings.checkpoints import load_tensors
+from shared_embeddings.large.mapped import advise_random
 from shared_embeddings.modules.quantized import QuantizedEmbedding
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import hold
@@ -67,7 +68,8 @@ class LargeTable(nn.Module):
     @torch.no_grad()
     def forward(self, ids: Tensor) -> Tensor:
         """Return the vectors ``(..., D)`` of ids ``(...)``; IndexError if one is out of range."""
-        flat, shards, ends = ids.reshape(-1), cast(list[Any], [*self.shards]), self._ends
+        flat, ends = ids.reshape(-1), self._ends
+        shards: list[Any] = [*self.shards]
         if len(shards) == 1:
             return shards[0](flat).view(*ids.shape, -1)  # type: ignore[no-any-return]
         if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < self.num_embeddings:
@@ -97,7 +99,10 @@ def _read_shard(
 ) -> QuantizedEmbedding:
     with torch.device("meta"):
         shard: Any = build(**shard_options(settings, rows))
-    state = {**hold(load_tensors(file, f"table {file}")), **shared}
+    tensors = load_tensors(file, f"table {file}")
+    for tensor in tensors.values():
+        advise_random(tensor)
+    state = {**hold(tensors), **shared}
     try:
         shard.load_state_dict(install(shard, state), strict=False, assign=True)
     except RuntimeError as error:
