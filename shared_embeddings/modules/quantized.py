@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +18,12 @@ from shared_embeddings.embedding import OutputFactors, SharedEmbedding
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.nn.layers import code_dtype, entry_std
 from shared_embeddings.nn.tracing import cache_tensor, has_values, needs_fixed_shapes
-from shared_embeddings.quant.codec import BLOCK, RATES, Books, Codec, codecs
+from shared_embeddings.quant.codec import BLOCK, RATES, Books, Codec, Encoded, codecs
 from shared_embeddings.quant.decoder import factors_of
 from shared_embeddings.quant.metric import Metric
 from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.quant.storage import ROW_SCALES, packed_bytes
-from shared_embeddings.registry import register
+from shared_embeddings.registry import build, register
 from shared_embeddings.spec import Candidate, EmbeddingOptions, Presets, SearchGrid
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import option, require
@@ -360,6 +360,45 @@ class QuantizedEmbedding(SharedEmbedding):
         if len(rates) == 1:
             state.pop("widths", None)
         return {**self.stored_options(), "words_per_width": list(counts.values())}, state
+
+    @staticmethod
+    @torch.no_grad()
+    def learn(sample: Tensor, options: dict[str, Any]) -> QuantizedEmbedding:
+        """Return what rows like those of a sample ``(n, D)`` share, without codes of any row.
+
+        All rows have the same bits.
+
+        Args:
+            options: of `quantized`.
+
+        Raises:
+            OptionError: the codec has no such bits.
+        """
+        sizes = {"num_embeddings": len(sample), "embedding_dim": sample.size(1)}
+        asked = QuantizedOptions(**options)
+        rate, rates = asked.bits, asked.layout(*sizes.values())[0].rates
+        require(
+            rate in rates,
+            f"option 'bits' is {rate:g}, but all rows of a large table have the same bits, and codec "
+            f"{asked.codec} has {', '.join(f'{bits:g}' for bits in rates if bits)}; choose one of these",
+        )
+        options["words_per_width"] = [len(sample) * (other == rate) for other in RATES]
+        draft: Any = build("quantized", **{**sizes, **options})
+        limit = _code_bytes(draft.codec, draft.word_counts)
+        codec, _ = draft.codec.fit(
+            sample, rate, None, None, lambda codec, counts: _code_bytes(codec, counts) <= limit
+        )
+        layout = {"directions": list(codec.layout)} if codec.layout else {}
+        made: Any = build("quantized", **{**sizes, **options, **layout})
+        rotated = torch.cat([rotate(rows, made.signs) for rows in sample.split(BLOCK)])
+        for name, values in made.codec.learn(rotated, torch.full((len(sample),), rate)).items():
+            made.get_parameter(name).copy_(values)
+        return made  # type: ignore[no-any-return]
+
+    def encode(self, rows: Tensor) -> Encoded:
+        """Return codes and scales of rows ``(n, D)`` in float32, where all rows have the same bits."""
+        [rate] = self.word_counts
+        return self.codec.encode(rotate(rows, self.signs), rate, self._shared().books)
 
     @classmethod
     @torch.no_grad()

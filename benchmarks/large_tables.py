@@ -1,0 +1,195 @@
+"""Measure tables of any size: the time and the memory of coding, and look-ups from the disk.
+
+Run it with ``code`` for generated tables of normal numbers in bfloat16, or with ``read`` for a table of
+random codes. Prints a line in JSON for each measurement. Each coding is a process of its own, whose peak
+memory is measured. For cold look-ups, the system is asked to forget the file; the disk's own time is that of
+reading as many codes and scales at random places with ``pread``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from tqdm import tqdm
+
+from shared_embeddings.compress.options import CompressOptions
+from shared_embeddings.large.coding import compress_table, write_shard
+from shared_embeddings.large.source import TableRows
+from shared_embeddings.large.table import INDEX, LargeTable
+from shared_embeddings.quant.codec import Encoded
+from shared_embeddings.utils.files import write_json
+from shared_embeddings.utils.reading import read_json
+
+_ROWS, _TIMES = 64, 15
+
+
+def generate(path: Path, rows: int, width: int) -> None:
+    """Write a table of normal numbers in bfloat16, in blocks."""
+    generator = torch.Generator().manual_seed(0)
+    header = {"table": {"dtype": "BF16", "shape": [rows, width], "data_offsets": [0, 2 * rows * width]}}
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for start in range(0, rows, step := max(1, 2**23 // width)):
+            block = torch.randn(min(step, rows - start), width, generator=generator).mul_(0.05).bfloat16()
+            file.write(block.view(torch.uint8).numpy().data)
+
+
+def code(folder: Path, numbers: int, width: int, codec: str, bits: float) -> dict[str, Any]:
+    """Code a generated table in a process of its own."""
+    source, output = folder / f"{numbers}_{width}.safetensors", folder / "output"
+    if not source.exists():
+        generate(source, numbers // width, width)
+    shutil.rmtree(output, ignore_errors=True)
+    words = [sys.executable, __file__, "run", "--folder", folder, "--source", source, "--bits", bits]
+    done = subprocess.run([*map(str, words), "--codec", codec], capture_output=True, text=True, check=True)
+    return {"numbers": numbers, "width": width, "codec": codec, "bits": bits, **json.loads(done.stdout)}
+
+
+def run(source: Path, output: Path, codec: str, bits: float) -> dict[str, Any]:
+    """Code a table in this process."""
+    options = CompressOptions(model=source, table="table", output=output, bits=bits)
+    report = compress_table(options, codec=codec)
+    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    rate = report.numbers / report.seconds / 1e6
+    return {"seconds": report.seconds, "million_numbers_per_second": rate, "peak_MB": megabytes}
+
+
+class NoRows(TableRows):
+    """A table of zeros, which takes no memory."""
+
+    def __init__(self, width: int) -> None:
+        self.name, self.embedding_dim = "zeros", width
+
+    def read(self, first: int, last: int) -> torch.Tensor:
+        """Return rows ``(last - first, D)``."""
+        return torch.zeros(1, 1).expand(last - first, self.embedding_dim)
+
+
+def write_random(folder: Path, output: Path, codes: int, width: int, bits: float) -> None:
+    """Write a table with so many bytes of random codes in one file."""
+    sample = folder / "sample.safetensors"
+    generate(sample, 4096, width)
+    options = CompressOptions(model=sample, table="table", output=output, bits=bits, force=True)
+    compress_table(options)
+    table = LargeTable(output)
+    shard, settings = cast(Any, table.shards[0]), table.settings
+    generator = torch.Generator().manual_seed(0)
+
+    def encode(rows: torch.Tensor) -> Encoded:
+        size = len(rows), shard.codec.row_bytes(bits)
+        random = torch.randint(256, size, dtype=torch.uint8, generator=generator)
+        return Encoded(random, 0.5 + torch.rand(len(rows), 1, generator=generator))
+
+    object.__setattr__(shard, "encode", encode)
+    rows = codes // shard.codec.row_bytes(bits)
+    name = settings["shards"][0]["file"]
+    write_shard(NoRows(width), shard, 0, rows, output / name, tqdm(disable=True))
+    settings["options"]["words_per_width"] = [
+        rows * (count > 0) for count in settings["options"]["words_per_width"]
+    ]
+    settings |= {"num_embeddings": rows, "shards": [{"file": name, "rows": rows}]}
+    write_json(output / INDEX, settings)
+
+
+def read(folder: Path, codes: int, width: int, bits: float) -> dict[str, float]:
+    """Time look-ups of 64 random rows in a table with so many bytes of random codes."""
+    output = folder / f"read_{codes}_{width}"
+    if not (output / INDEX).exists():
+        write_random(folder, output, codes, width, bits)
+    [file], settings = list(output.glob("rows-*")), read_json(output / INDEX)
+    rows, generator = settings["num_embeddings"], torch.Generator().manual_seed(1)
+    row_bytes = codes // rows
+
+    def forget() -> None:
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def milliseconds(function: Callable[[torch.Tensor], object], is_cold: bool, among: int = rows) -> float:
+        times = []
+        warm = torch.randint(among, (_ROWS,), generator=generator)
+        for _ in range(_TIMES):
+            ids = warm
+            if is_cold:
+                ids = torch.randint(among, (_ROWS,), generator=generator)
+                forget()
+            begun = time.perf_counter()
+            function(ids)
+            times.append(time.perf_counter() - begun)
+        return 1000 * statistics.median(times)
+
+    def from_disk(ids: torch.Tensor) -> None:
+        with file.open("rb", buffering=0) as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            for row in ids.tolist():
+                os.pread(opened.fileno(), row_bytes, row * row_bytes)
+                os.pread(opened.fileno(), 1, codes + row)
+
+    forget()
+    table = LargeTable(output)
+    table(torch.arange(_ROWS))  # compiles
+    disk = milliseconds(from_disk, is_cold=True)
+    before = resident()
+    cold = milliseconds(table, is_cold=True)
+    grown, warm = resident() - before, milliseconds(table, is_cold=False)
+    held: Any = LargeTable(output).shards[0]
+    few = 2**18  # rows in memory: an array of all would take as much as the file
+    [name] = held.code_names.values()
+    setattr(held, name, getattr(held, name)[:few].clone())
+    in_memory = milliseconds(held, is_cold=False, among=few)
+    return {
+        "file_MB": file.stat().st_size / 1e6,
+        "rows": rows,
+        "disk_ms": disk,
+        "cold_ms": cold,
+        "warm_ms": warm,
+        "in_memory_ms": in_memory,
+        "grown_MB": grown,
+    }
+
+
+def resident() -> float:
+    """Return the resident memory of this process in MB."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("what", choices=["code", "read", "run"])
+    parser.add_argument("--folder", type=Path, required=True, help="for generated tables")
+    parser.add_argument("--numbers", type=float, nargs="*", default=[1e8, 5e8, 2e9])
+    parser.add_argument("--widths", type=int, nargs="*", default=[160, 256, 8960])
+    parser.add_argument("--codec", default="trellis")
+    parser.add_argument("--bits", type=float, default=2.0)
+    parser.add_argument("--bytes", type=float, default=4e9, help="of the codes to read")
+    parser.add_argument("--source", type=Path, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.what == "run":
+        print(json.dumps(run(asked.source, asked.folder / "output", asked.codec, asked.bits)))
+        return
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    for width in asked.widths:
+        if asked.what == "read":
+            print(json.dumps(read(asked.folder, int(asked.bytes), width, asked.bits)), flush=True)
+            continue
+        for numbers in asked.numbers:
+            result = code(asked.folder, int(numbers), width, asked.codec, asked.bits)
+            print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
