@@ -23,8 +23,8 @@ from shared_embeddings.registry import parse_embedding
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import check_known, parse_options
 
-# The detached state that a model carries over to the next segment. All tensors have the shape (L, B, ...). With a
-# table of n-grams, the last one has the ids of the last words.
+# The detached state that a model carries over to the next segment. All tensors have the shape (L, B, ...).
+# With a table of n-grams, the last one has the ids of the last words.
 State = tuple[Tensor, ...]
 
 
@@ -149,9 +149,9 @@ def count_model(model: LanguageModel) -> dict[str, int | float]:
 
     Returns:
         For the embedding: ``input`` and ``output`` (used on one side only), ``shared`` (used on both sides)
-        and ``embedding`` (their sum). For the model: ``rest``, ``total`` and ``stored_bits``. For comparison:
-        ``dense_embedding`` (a tied V x D table), ``dense_total`` and ``compression`` (dense_embedding over
-        embedding).
+        and ``embedding`` (their sum). For a table of n-grams: ``ngrams``, and ``ngram_bits`` that storing it
+        takes. For the model: ``rest``, ``total`` and ``stored_bits``. For comparison: ``dense_embedding`` (a
+        tied V x D table), ``dense_total`` and ``compression`` (dense_embedding over embedding).
     """
     embedding, total = model.embedding, count_parameters(model)
     counts = embedding.counts()
@@ -159,10 +159,15 @@ def count_model(model: LanguageModel) -> dict[str, int | float]:
     dense = se.num_parameters(
         "standard", num_embeddings=embedding.num_embeddings, embedding_dim=embedding.embedding_dim
     )
+    ngrams = {}
+    if model.ngrams is not None:
+        of_table = model.ngrams.embedding.counts()
+        ngrams = {"ngrams": of_table["total"], "ngram_bits": of_table["stored_bits"]}
     return {
         **{role: counts[role] for role in ("input", "output", "shared")},
         "embedding": counts["total"],
-        "rest": rest,
+        **ngrams,
+        "rest": rest - ngrams.get("ngrams", 0),
         "total": total,
         "stored_bits": stored_bits(model),
         "dense_embedding": dense,
@@ -178,6 +183,6 @@ def describe_parameters(model: LanguageModel) -> str:
     tied = "input = output" if counts["shared"] else "input and output not tied"
     names = {"input": "input only", "output": "output only", "shared": "input and output"}
     rows = [(f"embedding, {names[key]}", counts[key]) for key in names if counts[key]]
-    rows += [("rest", counts["rest"]), ("total", counts["total"])]
+    rows += [(key, counts[key]) for key in ("ngrams", "rest", "total") if key in counts]
     rows.append(("with a plain table", counts["dense_total"]))
     return parameter_table(f"Embedding, {tied}: {embedding.method} {embedding.options}", rows, counts)

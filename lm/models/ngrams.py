@@ -87,14 +87,15 @@ class NGramTable(nn.Module):
         device, length = self.projection.weight.device, max(self.options.ngram_orders) - 1
         return torch.full((1, batch_size, length), -1, device=device)
 
-    def ids(self, tokens: Tensor, context: Tensor) -> Tensor:
-        """The rows ``(B, T, orders)`` of the n-grams that end with `tokens` ``(B, T)``.
+    def ids(self, tokens: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows ``(B, T, orders)`` of the n-grams that end with `tokens` ``(B, T)``, and the next context.
 
         Args:
             context: ``(1, B, N - 1)`` the tokens before them.
         """
         length, before = tokens.size(1), context.size(-1)
-        terms = torch.cat([context[0], tokens], dim=1) + 1
+        read = torch.cat([context[0], tokens], dim=1)
+        terms = read + 1
         sums, factor = torch.zeros_like(tokens), 1
         by_order = []
         for back in range(before + 1):
@@ -102,12 +103,12 @@ class NGramTable(nn.Module):
             sums = (sums + terms[:, before - back : before - back + length] * factor) % _PRIME
             if back + 1 in self.options.ngram_orders:
                 by_order.append(sums % self.options.ngram_rows)
-        return torch.stack(by_order, dim=-1)
+        return torch.stack(by_order, dim=-1), read[None, :, length:]
 
     def forward(self, tokens: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
         """What is added to the vectors ``(B, T, D)`` of tokens ``(B, T)``, and the context of those after."""
-        vectors = self.embedding(self.ids(tokens, context))  # (B, T, orders, W)
+        ids, context = self.ids(tokens, context)
+        vectors = self.embedding(ids)  # (B, T, orders, W)
         if self.training and self.options.ngram_dropout > 0.0:
             vectors = vectors * keep_mask(vectors, (*vectors.shape[:-1], 1), self.options.ngram_dropout)
-        read = torch.cat([context[0], tokens], dim=1)
-        return self.projection(vectors.sum(dim=2)), read[None, :, read.size(1) - context.size(-1) :]
+        return self.projection(vectors.sum(dim=2)), context

@@ -1,7 +1,7 @@
 """Configuration of a training run: a flat mapping, from YAML and the command line, with validated keys.
 
-There are five groups of keys: training, model, optimizer, learning rate schedule and n-grams. The keys of three
-depend on which model, optimizer and schedule are chosen; keys of other choices raise an error.
+There are five groups of keys: training, model, optimizer, learning rate schedule and n-grams. The keys of
+three depend on which model, optimizer and schedule are chosen; keys of other choices raise an error.
 """
 
 from __future__ import annotations
