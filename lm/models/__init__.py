@@ -149,9 +149,10 @@ def count_model(model: LanguageModel) -> dict[str, int | float]:
 
     Returns:
         For the embedding: ``input`` and ``output`` (used on one side only), ``shared`` (used on both sides)
-        and ``embedding`` (their sum). For a table of n-grams: ``ngrams``, and ``ngram_bits`` that storing it
-        takes. For the model: ``rest``, ``total`` and ``stored_bits``. For comparison: ``dense_embedding`` (a
-        tied V x D table), ``dense_total`` and ``compression`` (dense_embedding over embedding).
+        and ``embedding`` (their sum). For a table of n-grams: ``ngrams``; the ``ngram_bits`` that storing it
+        takes; ``dense_ngrams``, the numbers of a plain table. For the model: ``rest``, ``total`` and
+        ``stored_bits``. For comparison: ``dense_embedding`` (a tied V x D table), ``dense_total`` and
+        ``compression`` (dense_embedding over embedding).
     """
     embedding, total = model.embedding, count_parameters(model)
     counts = embedding.counts()
@@ -162,7 +163,11 @@ def count_model(model: LanguageModel) -> dict[str, int | float]:
     ngrams = {}
     if model.ngrams is not None:
         of_table = model.ngrams.embedding.counts()
-        ngrams = {"ngrams": of_table["total"], "ngram_bits": of_table["stored_bits"]}
+        ngrams = {
+            "ngrams": of_table["total"],
+            "ngram_bits": of_table["stored_bits"],
+            "dense_ngrams": model.ngrams.embedding.num_embeddings * model.ngrams.embedding.embedding_dim,
+        }
     return {
         **{role: counts[role] for role in ("input", "output", "shared")},
         "embedding": counts["total"],
