@@ -1,29 +1,30 @@
-"""Measure tables of any size: the time and the memory of coding, and look-ups from the disk.
+"""Measures tables of any size: the time and the memory of coding, and look-ups from the disk.
 
-Run it with ``code`` for generated tables of normal numbers in bfloat16, or with ``read`` for a table of
-random codes. Prints a line in JSON for each measurement. Each coding is a process of its own, whose peak
-memory is measured. For cold look-ups, the system is asked to forget the file; the disk's own time is that of
-reading as many codes and scales at random places with ``pread``.
+``code`` codes generated tables of normal numbers in bfloat16, each in a process of its own, whose peak memory
+is measured; pages of mapped files count as its memory. ``read`` looks up 64 random rows of a table of random
+codes. For cold look-ups, the system is asked to forget the file; the disk's own time is that of reading as
+many codes and scales at random places with ``pread``, one after the other.
+
+    python -m benchmarks.large_tables code --folder FOLDER --output benchmarks/results.jsonl \\
+        --readme docs/large_tables.md
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import resource
 import shutil
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from tqdm import tqdm
 
+from benchmarks.measuring import Record, in_fresh_process, markdown, memory, parser_of, publish
+from recipes.common.tools import run_main
 from shared_embeddings.compress.options import CompressOptions
 from shared_embeddings.large.coding import compress_table, write_shard
 from shared_embeddings.large.source import TableRows
@@ -32,6 +33,12 @@ from shared_embeddings.quant.codec import Encoded
 from shared_embeddings.utils.files import write_json
 from shared_embeddings.utils.reading import read_json
 
+# Numbers of published tables, for which hours are computed: name -> numbers.
+_PUBLISHED = {
+    "Gemma 4 E2B, per layer": 262_144 * 8_960,
+    "Qwen3.8-Flash-Next, n-grams": 320_001_536 * 160,
+    "DeepSeek V4.1 Flash, Engram": 2 * 384_000_000 * 256,
+}
 _ROWS, _TIMES = 64, 15
 
 
@@ -47,24 +54,22 @@ def generate(path: Path, rows: int, width: int) -> None:
             file.write(block.view(torch.uint8).numpy().data)
 
 
-def code(folder: Path, numbers: int, width: int, codec: str, bits: float) -> dict[str, Any]:
+def code(folder: Path, numbers: int, width: int, codec: str, bits: float) -> Record:
     """Code a generated table in a process of its own."""
-    source, output = folder / f"{numbers}_{width}.safetensors", folder / "output"
+    source = folder / f"{numbers}_{width}.safetensors"
     if not source.exists():
         generate(source, numbers // width, width)
-    shutil.rmtree(output, ignore_errors=True)
-    words = [sys.executable, __file__, "run", "--folder", folder, "--source", source, "--bits", bits]
-    done = subprocess.run([*map(str, words), "--codec", codec], capture_output=True, text=True, check=True)
-    return {"numbers": numbers, "width": width, "codec": codec, "bits": bits, **json.loads(done.stdout)}
+    shutil.rmtree(folder / "output", ignore_errors=True)
+    words = ["run", "--folder", folder, "--source", source, "--bits", bits, "--codec", codec]
+    measured = dict(in_fresh_process("benchmarks.large_tables", *words))
+    return {"numbers": numbers, "width": width, "codec": codec, "bits": bits, **measured}
 
 
-def run(source: Path, output: Path, codec: str, bits: float) -> dict[str, Any]:
+def run(source: Path, output: Path, codec: str, bits: float) -> Record:
     """Code a table in this process."""
     options = CompressOptions(model=source, table="table", output=output, bits=bits)
     report = compress_table(options, codec=codec)
-    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    rate = report.numbers / report.seconds / 1e6
-    return {"seconds": report.seconds, "million_numbers_per_second": rate, "peak_MB": megabytes}
+    return {"seconds": report.seconds, "error": report.error, "peak": memory("VmHWM")}
 
 
 class NoRows(TableRows):
@@ -82,7 +87,7 @@ def write_random(folder: Path, output: Path, codes: int, width: int, bits: float
     """Write a table with so many bytes of random codes in one file."""
     sample = folder / "sample.safetensors"
     generate(sample, 4096, width)
-    options = CompressOptions(model=sample, table="table", output=output, bits=bits, force=True)
+    options = CompressOptions(model=sample, table="table", output=output, bits=bits)
     compress_table(options)
     table = LargeTable(output)
     shard, settings = cast(Any, table.shards[0]), table.settings
@@ -142,9 +147,9 @@ def read(folder: Path, codes: int, width: int, bits: float) -> dict[str, float]:
     table = LargeTable(output)
     table(torch.arange(_ROWS))  # compiles
     disk = milliseconds(from_disk, is_cold=True)
-    before = resident()
+    before = memory()
     cold = milliseconds(table, is_cold=True)
-    grown, warm = resident() - before, milliseconds(table, is_cold=False)
+    grown, warm = (memory() - before) / 1e6, milliseconds(table, is_cold=False)
     held: Any = LargeTable(output).shards[0]
     few = 2**18  # rows in memory: an array of all would take as much as the file
     [name] = held.code_names.values()
@@ -161,35 +166,77 @@ def read(folder: Path, codes: int, width: int, bits: float) -> dict[str, float]:
     }
 
 
-def resident() -> float:
-    """Return the resident memory of this process in MB."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
+def coded_text(record: Record) -> str:
+    """Return the tables of what was coded, and of the hours that published tables would take."""
+    rows = [
+        [
+            f"{run['numbers'] / 1e9:g}",
+            f"{run['width']:,}",
+            f"{run['codec']}, {run['bits']:g} bits",
+            f"{run['numbers'] / run['seconds'] / 1e6:.1f}",
+            f"{run['seconds']:.0f}",
+            f"{run['peak'] / 1e9:.2f}",
+            f"{run['error']:.3f}",
+        ]
+        for run in record["runs"]
+    ]
+    titles = ["billion numbers", "width", "codec", "million numbers/s", "seconds", "peak memory, GB", "error"]
+    rate = min(run["numbers"] / run["seconds"] for run in record["runs"] if run["codec"] == "trellis")
+    hours = [
+        [name, f"{numbers / 1e9:.1f}", f"{numbers / rate / 3600:.1f}", f"{numbers / rate / 3600 / 16:.2f}"]
+        for name, numbers in _PUBLISHED.items()
+    ]
+    more = ["table", "billion numbers", "hours on one machine", "on 16"]
+    return (
+        f"{markdown(titles, rows, 0)}\n\nAt the lowest rate of `trellis` above, on machines with "
+        f"{record['threads']} cores:\n\n{markdown(more, hours)}"
+    )
 
 
-def main() -> None:
+def read_text(record: Record) -> str:
+    """Return the table of look-ups."""
+    titles = ["codes, GB", "width", "disk, ms", "cold, ms", "warm, ms", "in memory, ms", "memory grew, MB"]
+    names = ("disk_ms", "cold_ms", "warm_ms", "in_memory_ms", "grown_MB")
+    rows = [
+        [f"{run['file_MB'] / 1000:.1f}", f"{run['width']:,}", *(f"{run[name]:.2f}" for name in names)]
+        for run in record["runs"]
+    ]
+    return markdown(titles, rows, 0)
+
+
+def main(arguments: Sequence[str]) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = parser_of("benchmarks.large_tables", __doc__)
     parser.add_argument("what", choices=["code", "read", "run"])
     parser.add_argument("--folder", type=Path, required=True, help="for generated tables")
     parser.add_argument("--numbers", type=float, nargs="*", default=[1e8, 5e8, 2e9])
     parser.add_argument("--widths", type=int, nargs="*", default=[160, 256, 8960])
-    parser.add_argument("--codec", default="trellis")
+    parser.add_argument("--codecs", nargs="*", default=["trellis"])
+    parser.add_argument("--codec", help="of the process that is measured")
     parser.add_argument("--bits", type=float, default=2.0)
     parser.add_argument("--bytes", type=float, default=4e9, help="of the codes to read")
-    parser.add_argument("--source", type=Path, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    parser.add_argument("--source", type=Path, help="of the process that is measured")
+    asked = parser.parse_args(arguments)
     if asked.what == "run":
         print(json.dumps(run(asked.source, asked.folder / "output", asked.codec, asked.bits)))
         return
     asked.folder.mkdir(parents=True, exist_ok=True)
+    runs: list[Mapping[str, Any]] = []
     for width in asked.widths:
         if asked.what == "read":
-            print(json.dumps(read(asked.folder, int(asked.bytes), width, asked.bits)), flush=True)
-            continue
-        for numbers in asked.numbers:
-            result = code(asked.folder, int(numbers), width, asked.codec, asked.bits)
-            print(json.dumps(result), flush=True)
+            runs.append({"width": width, **read(asked.folder, int(asked.bytes), width, asked.bits)})
+        else:
+            runs += [
+                code(asked.folder, int(numbers), width, codec, asked.bits)
+                for numbers in asked.numbers
+                for codec in asked.codecs
+            ]
+        print(json.dumps(runs[-1]), flush=True)
+    record = {"threads": torch.get_num_threads(), "runs": runs}
+    text, name = (read_text, "large reading") if asked.what == "read" else (coded_text, "large coding")
+    publish(record, text(record), name, asked)
+
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_main("large_tables", main))

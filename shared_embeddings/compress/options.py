@@ -194,7 +194,17 @@ class CompressOptions:
             not self.check, ("recover", "validation", "validation_source", "runtime"), "check=False"
         )
         if self.table is not None:
-            names = ("compare", "size", "max_loss", "runtime", "store", "text", "token_counts", "calibration")
+            names = (
+                "force",
+                "compare",
+                "size",
+                "max_loss",
+                "runtime",
+                "store",
+                "text",
+                "token_counts",
+                "calibration",
+            )
             more = ("trim_to", "recover", "validation", "validation_source", "report", "skip_undecodable")
             self._reject_with(True, names + more, "table, whose rows are coded alone")
             if self.method is None:

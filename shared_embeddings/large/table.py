@@ -71,7 +71,7 @@ class LargeTable(nn.Module):
         flat, ends = ids.reshape(-1), self._ends
         shards: list[Any] = [*self.shards]
         if len(shards) == 1:
-            return shards[0](flat).view(*ids.shape, -1)  # type: ignore[no-any-return]
+            return shards[0](flat).view(*ids.shape, self.embedding_dim)  # type: ignore[no-any-return]
         if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < self.num_embeddings:
             raise IndexError(f"an index is out of range: there are {self.num_embeddings} rows")
         flat, order = flat.sort()
@@ -83,7 +83,7 @@ class LargeTable(nn.Module):
             start = end
         rows = torch.cat(parts) if parts else shards[0].coded_rows(flat)
         rows = torch.empty_like(rows).index_copy_(0, order, rows)
-        return shards[0].restore(rows).view(*ids.shape, -1)  # type: ignore[no-any-return]
+        return shards[0].restore(rows).view(*ids.shape, self.embedding_dim)  # type: ignore[no-any-return]
 
 
 def shard_options(settings: dict[str, Any], rows: int) -> dict[str, Any]:

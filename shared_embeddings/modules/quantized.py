@@ -54,6 +54,7 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     default_store = "fp16"
     takes_metric = True
     largest = 1e30
+    reads_blocks = True
 
     bits: float = option(
         "The mean bits of the code of a number, from 0.25 to 8; words may get none. Scales take 8 bits more "
@@ -414,7 +415,7 @@ class QuantizedEmbedding(SharedEmbedding):
         exponent = max(math.frexp(largest)[1], -100)
         unit = 1.0 if abs(exponent) < 32 else 2.0**exponent
         if unit != 1.0:
-            table = table / unit
+            table = table.float() / unit
         limit = _code_bytes(draft.codec, draft.word_counts)
         if options.count_exponent > 0 and task.token_counts is not None:
             weights = (task.token_counts + 1) ** options.count_exponent
@@ -437,7 +438,7 @@ class QuantizedEmbedding(SharedEmbedding):
             is_sampled[words[:: max(1, len(words) // _SAMPLE_OF_RATE)]] = True
         # In blocks: rotating takes several copies.
         ids = is_sampled.nonzero().flatten().to(table.device)
-        sample = torch.cat([rotate(table[block], made.signs) for block in ids.split(BLOCK)])
+        sample = torch.cat([rotate(table[block].float(), made.signs) for block in ids.split(BLOCK)])
         for name, values in made.codec.learn(sample, rates.to(table.device)[ids]).items():
             made.get_parameter(name).copy_(values)
         del sample
@@ -453,7 +454,7 @@ class QuantizedEmbedding(SharedEmbedding):
             words = (rates == rate).nonzero().flatten()
             for places in is_encoded[words].nonzero().flatten().split(codec.rows_at_once):
                 ids = words[places].to(table.device)
-                rows = rotate(table[ids], made.signs)
+                rows = rotate(table[ids].float(), made.signs)
                 if rate:
                     codes, scales = codec.encode(rows, rate, books, metric)
                     made.codes(rate)[places.to(table.device)] = codes
