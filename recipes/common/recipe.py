@@ -246,6 +246,11 @@ class Recipe:
         return first.lstrip("# ").strip() or self.name
 
     @property
+    def page(self) -> Path:
+        """The file with the tables of its results: the ``page`` in ``rows.yaml``, or its README."""
+        return (self.folder / str(read_file(self.folder / FILE).get("page", "README.md"))).resolve()
+
+    @property
     def home(self) -> Path:
         """The output folder: ``$RUNS/NAME``, with ``--smoke`` ``$RUNS/NAME/smoke``."""
         home = runs_folder() / self.name

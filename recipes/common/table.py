@@ -156,7 +156,7 @@ def main(arguments: Sequence[str]) -> None:
     recipe = find_recipe(options.task)
     if options.results is not None:
         read_results(options.results)  # fails where there are none
-    print(update_tables(recipe, options.results or recipe.folder / RESULTS, recipe.folder / "README.md"))
+    print(update_tables(recipe, options.results or recipe.folder / RESULTS, recipe.page))
 
 
 def update_tables(recipe: Recipe, results: Path, readme: Path) -> str:

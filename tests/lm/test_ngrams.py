@@ -100,7 +100,7 @@ def test_only_rows_that_were_read_have_gradients_and_change() -> None:
 def trained(folder: Path, **changes: Any) -> tuple[Path, Path]:
     """A corpus, and the folder of a small model trained on it."""
     data, save = small_corpus(folder), folder / "run"
-    run(settings(data, save, **NGRAMS_OF, **changes))
+    run(settings(data, save, **{**NGRAMS_OF, **changes}))
     return data, save
 
 
