@@ -273,13 +273,14 @@ def _write_codes(numbers: Any, entries: Any, lowest: Any, bits: int, size: int, 
     # The bits that are not written yet, after those of unused ones.
     place, count, buffer = out.shape[0], 8 * out.shape[0] - (_START_BITS + bits * (steps - 1)), 0
     for step in range(steps - 1, -1, -1):
-        best, best_cost = 0, 1 << 20
+        best = 1 << 40
         for state in range(head, _STATES, heads):
             cost = np.int64(lowest[step * heads + (state >> bits)])
             for column in range(step * size, min(step * size + size, numbers.shape[0])):
                 error = np.int64(numbers[column]) - entries[(column - step * size) * _STATES + state]
                 cost += error * error + (1 << 14) >> 15
-            best, best_cost = (state, cost) if cost < best_cost else (best, best_cost)
+            best = min(best, cost * _STATES + state)  # of equal ones the first; branches would take longer
+        best &= _STATES - 1
         head = best >> bits
         width = bits if step else _START_BITS
         buffer |= (best & (1 << width) - 1) << count
