@@ -68,6 +68,8 @@ class EmbeddingOptions(Generic[EmbeddingClass]):
     takes_metric: ClassVar[bool] = False  # whether its fit uses what errors count, see `FitTask.metric`
     # The largest number of a table that it is fitted to: by default, sums of squares are finite in 32 bits.
     largest: ClassVar[float] = 1e15
+    # Whether a fit reads blocks of rows, so that a table in 16 bits or in a mapped file is not copied.
+    reads_blocks: ClassVar[bool] = False
     # Why ``torch.compile(fullgraph=True)`` cannot train with this method; None if it can.
     fullgraph_limit: ClassVar[str | None] = None
 

@@ -1,4 +1,4 @@
-"""The commands ``compress``, ``trim``, ``export`` and ``verify``."""
+"""The commands ``compress``, ``join``, ``trim``, ``export`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -57,6 +57,9 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     add_options(command, CompressOptions, ("runtime", "bits", "grid", "gguf"))
     command.add_argument("--force", action="store_true", help="overwrite existing files")
 
+    title = "complete a large table whose parts were compressed by several processes"
+    add("join", title, _join, "SMALL").add_argument("path", type=existing_path, help="the output of compress")
+
     title = "compare the files of a model with the checksums that were written with them"
     command = add("verify", title, _verify, "SMALL")
     command.add_argument("path", type=existing_path, help="a model, file or folder")
@@ -77,6 +80,10 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
         known.method = settings.pop("method", "")
         method_options |= settings
     options: CompressOptions = _options(CompressOptions, known)
+    if options.table is not None:
+        from shared_embeddings.large.coding import compress_table
+
+        return compress_table(options, **method_options).summary()
     if options.compare:
         for name in method_options:
             raise UserError(f"{name} is an option of a method; compare takes none")
@@ -146,6 +153,12 @@ def _export(known: argparse.Namespace, _: list[str]) -> str:
         write_vectors(path, WordVectors(list(embedding.words), table))
         lines.append(f"{path}: {table.shape[0]:,} words in {table.shape[1]:,} dimensions as text")
     return "\n".join(lines)
+
+
+def _join(known: argparse.Namespace, _: list[str]) -> str:
+    from shared_embeddings.large.coding import join
+
+    return f"{known.path}: all {len(join(known.path))} shards are there"
 
 
 def _verify(known: argparse.Namespace, _: list[str]) -> str:

@@ -106,7 +106,8 @@ def fit(
         raise UserError(f"steps is {steps}, but gradient descent needs at least 1")
     if not isinstance(seed, int):
         raise UserError(f"seed is {seed!r}; give a whole number")
-    table = _check_teacher(teacher, padding_idx, spec.largest)
+    is_copied = not spec.reads_blocks or padding_idx is not None
+    table = _check_teacher(teacher, padding_idx, spec.largest, is_copied)
     counts = None if token_counts is None else _check_counts(token_counts, table)
     sizes = {"num_embeddings": table.size(0), "embedding_dim": table.size(1), "padding_idx": padding_idx}
     task = FitTask(
@@ -174,13 +175,14 @@ def report(
     )
 
 
-def _check_teacher(teacher: Tensor, padding_idx: int | None, largest: float) -> Tensor:
-    """Return a float32 copy of the teacher with a padding row of zeros; UserError if it is not finite."""
+def _check_teacher(teacher: Tensor, padding_idx: int | None, largest: float, is_copied: bool) -> Tensor:
+    """Return the teacher, or a copy in float32 with a padding row of zeros; UserError if it is not finite."""
     if teacher.dim() != 2 or 0 in teacher.shape:
         raise UserError(
             f"the teacher is {tuple(teacher.shape)}, but it must be a table of words by dimensions"
         )
-    table = teacher.detach().to(torch.float32, copy=True)
+    table = teacher.detach()
+    table = table.to(torch.float32, copy=True) if is_copied or table.element_size() > 4 else table
     # `build` rejects an index that is out of range.
     if padding_idx is not None and 0 <= padding_idx < len(table):
         table[padding_idx] = 0.0

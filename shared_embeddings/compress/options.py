@@ -94,6 +94,16 @@ class CompressOptions:
     compare: bool = option("only compare the candidates, also at other sizes; write no model", False)
     force: bool = option("overwrite existing files", False)
 
+    table: str | None = option(
+        "the name of a tensor in safetensors: code this table alone, in blocks of rows, so that it need not "
+        "fit in memory; * stands for the number of a part, as in table.shard_*.weight",
+        None,
+    )
+    part: str | None = option(
+        "with table: code only this part, such as 0/4; by default RANK/WORLD_SIZE, as torchrun sets them",
+        None,
+    )
+
     size: str | None = option("size of the embeddings: a factor such as 8x, or at most 500kB or 20MB", None)
     bits: float | None = option("size of the embeddings: bits for each number of the tables", None)
     max_loss: str | None = option(
@@ -183,6 +193,24 @@ class CompressOptions:
         self._reject_with(
             not self.check, ("recover", "validation", "validation_source", "runtime"), "check=False"
         )
+        if self.table is not None:
+            names = (
+                "force",
+                "compare",
+                "size",
+                "max_loss",
+                "runtime",
+                "store",
+                "text",
+                "token_counts",
+                "calibration",
+            )
+            more = ("trim_to", "recover", "validation", "validation_source", "report", "skip_undecodable")
+            self._reject_with(True, names + more, "table, whose rows are coded alone")
+            if self.method is None:
+                object.__setattr__(self, "method", "quantized")
+        elif self.part is not None:
+            raise UserError("part has no effect without table; also name the table")
         if self.method is None and self.runtime is None:
             self._reject_with(True, ("store", "fit_steps"), "several methods; also give method")
             if not self.check:

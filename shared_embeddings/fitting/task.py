@@ -43,7 +43,8 @@ class FitTask:
 
     make: Callable[[Mapping[str, Any]], Any]  # builds a new embedding for the table from the method's options
     options: dict[str, Any]  # those that were requested
-    teacher: Tensor  # in float32, with a padding row of zeros
+    # In float32, with a padding row of zeros; for methods that read blocks, in any type without padding.
+    teacher: Tensor
     token_counts: Tensor | None
     metric: Tensor | None
     only: Tensor | None
@@ -54,9 +55,9 @@ class FitTask:
     progress: bool
 
     def build(self, options: Mapping[str, Any] | None = None) -> Any:
-        """Return a new embedding with the requested or other options, in the teacher's dtype and device."""
+        """Return a new embedding with the requested or other options, in float32 on the teacher's device."""
         embedding = self.make(self.options if options is None else options)
-        return embedding.to(self.teacher.device, self.teacher.dtype)
+        return embedding.to(self.teacher.device, torch.float32)
 
     def words(self) -> Tensor:
         """The ids of all words that have a vector."""

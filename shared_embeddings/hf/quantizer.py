@@ -28,6 +28,7 @@ from shared_embeddings.hf.word_layers import (
     place,
     placements_in,
 )
+from shared_embeddings.large.mapped import advise_random
 from shared_embeddings.quant.packed_tensor import PackedTensor, unfreeze
 from shared_embeddings.quant.storage import HEADER, StorageError, hold, pack, packing_of
 from shared_embeddings.utils.errors import UserError
@@ -50,6 +51,7 @@ class EmbeddingsQuantizer(HfQuantizer):
     def __init__(self, quantization_config: SharedEmbeddingsConfig, **settings: Any) -> None:
         super().__init__(quantization_config, **settings)
         self._conversions: list[WeightConverter] = []
+        self._on_disk: tuple[str, ...] = ()
 
     def update_device_map(self, device_map: dict[str, Any] | None) -> dict[str, Any] | None:
         """Add the device of the first part for the embeddings, if the map was made for the original."""
@@ -74,6 +76,10 @@ class EmbeddingsQuantizer(HfQuantizer):
         placements = placements_in(model, all_placements)
         place(model, {name: embeddings[name] for name in placements}, placements)
         self.quantization_config = SharedEmbeddingsConfig(**model.config.quantization_config)
+        # The mapped files stay open for tables that are only looked up: the system reads rows as needed.
+        self._on_disk = tuple(
+            f"{ENTRY}.{name}." for name, placement in placements.items() if not placement.outputs
+        )
         unused = [rf"^{ENTRY}\.{re.escape(name)}\." for name in embeddings if name not in placements]
         # The placeholders of output layers that the model does not have.
         paths = [path for placement in all_placements.values() for path in placement.outputs]
@@ -86,7 +92,11 @@ class EmbeddingsQuantizer(HfQuantizer):
         if packing is None:
             return
         packed = (HEADER, *packing.names)
-        state = {name: part.clone() for name, part in state.items() if name.startswith(packed)}
+        state = {
+            name: part if name.startswith(self._on_disk) else part.clone()
+            for name, part in state.items()
+            if name.startswith(packed)
+        }
         try:
             with torch.device("cpu"):  # transformers builds models on the meta device
                 held = {name: tensor for name, tensor in hold(state).items() if name in names}
@@ -112,10 +122,13 @@ class EmbeddingsQuantizer(HfQuantizer):
             # transformers has made plain, trainable parameters of the placeholders.
             if isinstance(module, (InputSide, OutputSide)):
                 module.weight = Placeholder(module.weight.data)
-        # Codes in the mapped file would keep its other tensors in memory, too.
-        for module in getattr(model, ENTRY).modules():
+        # Others in the mapped file would keep its other tensors in memory, too.
+        for prefix, module in model.named_modules():
             for name, codes in module.named_buffers(recurse=False):
-                setattr(module, name, codes.clone())
+                if f"{prefix}.".startswith(self._on_disk):
+                    advise_random(codes)
+                elif f"{prefix}.".startswith(f"{ENTRY}."):
+                    setattr(module, name, codes.clone())
         packed = [parameter for parameter in model.parameters() if isinstance(parameter, PackedTensor)]
         for parameter in packed:
             parameter.requires_grad_(False)

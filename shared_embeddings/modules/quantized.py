@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +18,12 @@ from shared_embeddings.embedding import OutputFactors, SharedEmbedding
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.nn.layers import code_dtype, entry_std
 from shared_embeddings.nn.tracing import cache_tensor, has_values, needs_fixed_shapes
-from shared_embeddings.quant.codec import BLOCK, RATES, Books, Codec, codecs
+from shared_embeddings.quant.codec import BLOCK, RATES, Books, Codec, Encoded, codecs
 from shared_embeddings.quant.decoder import factors_of
 from shared_embeddings.quant.metric import Metric
 from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.quant.storage import ROW_SCALES, packed_bytes
-from shared_embeddings.registry import register
+from shared_embeddings.registry import build, register
 from shared_embeddings.spec import Candidate, EmbeddingOptions, Presets, SearchGrid
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import option, require
@@ -54,6 +54,7 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     default_store = "fp16"
     takes_metric = True
     largest = 1e30
+    reads_blocks = True
 
     bits: float = option(
         "The mean bits of the code of a number, from 0.25 to 8; words may get none. Scales take 8 bits more "
@@ -361,6 +362,50 @@ class QuantizedEmbedding(SharedEmbedding):
             state.pop("widths", None)
         return {**self.stored_options(), "words_per_width": list(counts.values())}, state
 
+    @staticmethod
+    @torch.no_grad()
+    def learn(sample: Tensor, options: dict[str, Any]) -> QuantizedEmbedding:
+        """Return what rows like those of a sample ``(n, D)`` share, without codes of any row.
+
+        All rows have the same bits.
+
+        Args:
+            options: of `quantized`.
+
+        Raises:
+            OptionError: the codec has no such bits.
+        """
+        sizes = {"num_embeddings": len(sample), "embedding_dim": sample.size(1)}
+        asked = QuantizedOptions(**options)
+        rate, rates = asked.bits, asked.layout(*sizes.values())[0].rates
+        require(
+            rate in rates,
+            f"option 'bits' is {rate:g}, but all rows of a large table have the same bits, and codec "
+            f"{asked.codec} has {', '.join(f'{bits:g}' for bits in rates if bits)}; choose one of these",
+        )
+        options["words_per_width"] = [len(sample) * (other == rate) for other in RATES]
+        draft: Any = build("quantized", **{**sizes, **options})
+        limit = _code_bytes(draft.codec, draft.word_counts)
+        codec, _ = draft.codec.fit(
+            sample, rate, None, None, lambda codec, counts: _code_bytes(codec, counts) <= limit
+        )
+        layout = {"directions": list(codec.layout)} if codec.layout else {}
+        made: Any = build("quantized", **{**sizes, **options, **layout})
+        rotated = torch.cat([rotate(rows, made.signs) for rows in sample.split(BLOCK)])
+        for name, values in made.codec.learn(rotated, torch.full((len(sample),), rate)).items():
+            made.get_parameter(name).copy_(values)
+        return made  # type: ignore[no-any-return]
+
+    def encode(self, rows: Tensor) -> Encoded:
+        """Return codes and scales of rows ``(n, D)`` in float32, where all rows have the same bits."""
+        [rate] = self.word_counts
+        return self.codec.encode(rotate(rows, self.signs), rate, self._shared().books)
+
+    def decode(self, codes: Tensor, scales: Tensor) -> Tensor:
+        """Return the vectors ``(n, D)`` of rows that `encode` coded."""
+        [rate] = self.word_counts
+        return self.restore(self.codec.decode(codes, scales, rate, self._shared().books))
+
     @classmethod
     @torch.no_grad()
     def fit(cls, task: FitTask) -> QuantizedEmbedding:
@@ -375,7 +420,7 @@ class QuantizedEmbedding(SharedEmbedding):
         exponent = max(math.frexp(largest)[1], -100)
         unit = 1.0 if abs(exponent) < 32 else 2.0**exponent
         if unit != 1.0:
-            table = table / unit
+            table = table.float() / unit
         limit = _code_bytes(draft.codec, draft.word_counts)
         if options.count_exponent > 0 and task.token_counts is not None:
             weights = (task.token_counts + 1) ** options.count_exponent
@@ -398,7 +443,7 @@ class QuantizedEmbedding(SharedEmbedding):
             is_sampled[words[:: max(1, len(words) // _SAMPLE_OF_RATE)]] = True
         # In blocks: rotating takes several copies.
         ids = is_sampled.nonzero().flatten().to(table.device)
-        sample = torch.cat([rotate(table[block], made.signs) for block in ids.split(BLOCK)])
+        sample = torch.cat([rotate(table[block].float(), made.signs) for block in ids.split(BLOCK)])
         for name, values in made.codec.learn(sample, rates.to(table.device)[ids]).items():
             made.get_parameter(name).copy_(values)
         del sample
@@ -414,7 +459,7 @@ class QuantizedEmbedding(SharedEmbedding):
             words = (rates == rate).nonzero().flatten()
             for places in is_encoded[words].nonzero().flatten().split(codec.rows_at_once):
                 ids = words[places].to(table.device)
-                rows = rotate(table[ids], made.signs)
+                rows = rotate(table[ids].float(), made.signs)
                 if rate:
                     codes, scales = codec.encode(rows, rate, books, metric)
                     made.codes(rate)[places.to(table.device)] = codes

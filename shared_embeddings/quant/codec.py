@@ -120,7 +120,7 @@ class Codec(ABC):
         """Derive what depends on a table, before any row is encoded. By default the codec stays the same.
 
         Args:
-            table: ``(V, D)``, not rotated.
+            table: ``(V, D)``, not rotated, in any type.
             bits: the mean bits of a number.
             importance: the weights ``(V,)`` of the squared errors of words; None for equal weights.
             metric: M ``(D, D)``, what errors of rows count; None for squared errors.
@@ -276,7 +276,7 @@ def check_decoder(method: str, options: Mapping[str, Any]) -> None:
 def squared_norms(rows: Tensor, metric: Tensor | None = None) -> Tensor:
     """The squared norms ``(n,)`` of rows ``(n, D)`` in a metric ``(D, D)``, in float64."""
     norms = []
-    for part in rows.split(BLOCK):
+    for part in (block.float() for block in rows.split(BLOCK)):
         weighted = part if metric is None else part @ metric.to(part)
         norms.append((part.double() * weighted.double()).sum(dim=1))
     return torch.cat(norms)

@@ -178,7 +178,9 @@ class Parser(argparse.ArgumentParser):
         inputs = [path for kind in read for path in by_type.get(kind, [])]
         new, replaced = by_type.get(paths.new_path, []), by_type.get(paths.output_path, [])
         try:
-            paths.check_outputs(new, inputs, getattr(known, "force", False))
+            # The parts of a large table, and runs that were stopped, have one output.
+            may_exist = getattr(known, "force", False) or hasattr(known, "table")
+            paths.check_outputs(new, inputs, may_exist)
             paths.check_outputs(replaced, [*inputs, *new], force=True)
         except UserError as error:
             self.error(str(error))

@@ -469,8 +469,10 @@ def cluster(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def submit(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = ["bash", str(ENTRY_POINT), *arguments]
+def submit(
+    environment: dict[str, str], *arguments: str, script: Path = ENTRY_POINT
+) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(script), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
@@ -494,6 +496,32 @@ def test_slurm_names_what_is_missing(cluster: dict[str, str], name: str) -> None
     result = submit(cluster, *(["lm_train"] if name != "no command" else []))
     assert result.returncode != 0 and result.stdout == ""
     assert name in result.stderr
+
+
+def test_tasks_of_an_array_code_their_part_of_a_table(cluster: dict[str, str]) -> None:
+    script, words = DOCKER / "large_table.sbatch", ["--model", "/data/model", "--table", "t.*", "--bits", "2"]
+    write_program(Path(cluster["PATH"].partition(":")[0]) / "apptainer", 'printf "[%s]" "$@"')
+    assert "--array" in submit(cluster, *words, script=script).stderr
+    task = {**cluster, "SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "16"}
+    for variables, part in (({}, "3/16"), ({"SLURM_ARRAY_TASK_COUNT": "1", "PARTS": "16"}, "3/16")):
+        result = submit({**task, **variables}, *words, script=script)
+        assert result.returncode == 0, result.stderr
+        command = re.findall(r"\[(.*?)\]", result.stdout)
+        assert command[-11:] == [f"docker://{IMAGE}", "shared-embeddings", "compress", *words, "--part", part]
+
+
+def test_pods_of_an_indexed_job_code_their_part_of_a_table(tmp_path: Path) -> None:
+    spec = yaml.safe_load((DOCKER / "large_table.yaml").read_text(encoding="utf-8"))["spec"]
+    [container] = spec["template"]["spec"]["containers"]
+    assert spec["completionMode"] == "Indexed" and spec["completions"] == 16
+    script, *words = container["args"]
+    write_program(tmp_path / "entry", 'printf "[%s]" "$@"')
+    script = script.replace("/opt/shared-embeddings/docker/entrypoint.sh", str(tmp_path / "entry"))
+    environment = {"PATH": "/usr/bin:/bin", "JOB_COMPLETION_INDEX": "5"}
+    result = subprocess.run(["bash", "-c", script, *words], env=environment, capture_output=True, text=True)
+    command = re.findall(r"\[(.*?)\]", result.stdout)
+    assert command[:4] == ["shared-embeddings", "compress", "--part", "5/16"]
+    assert command[4:] == words[1:] and "ple.shard_*.weight" in command
 
 
 def test_all_files_use_one_image() -> None:

@@ -160,7 +160,8 @@ class SpectralCodec(TrellisCodec):
         """
         equal = torch.ones(len(table), dtype=torch.float64, device=table.device)
         weights = equal if importance is None else importance.to(equal)
-        directions, energy = _principal_directions(table).to(table), squared_norms(table)
+        directions, energy = _principal_directions(table).float(), squared_norms(table)
+        directions = directions.to(table.device)
         if metric is not None:
             # A metric of few directions knows little of most words.
             energy = squared_norms(table, metric) + metric.diagonal().mean().to(energy) * energy
@@ -177,19 +178,23 @@ class SpectralCodec(TrellisCodec):
         trials, errors = [], []
         for costs in (metric, None):
             codec, rates, costs_of = self._fitted(known, costs, is_small)
-            books = codec.learn(table[learned], rates.to(table.device)[learned])
+            books = codec.learn(table[learned].float(), rates.to(table.device)[learned])
             sampled = rates[sample.cpu()]
             errors.append(
                 sum(
-                    codec._missed(table[sample[(sampled == rate).to(table.device)]], rate, books, metric)
+                    codec._missed(
+                        table[sample[(sampled == rate).to(table.device)]].float(), rate, books, metric
+                    )
                     for rate in sampled.unique().tolist()
                 )
             )
             trials.append((codec, costs_of))
         codec, costs_of = trials[0 if errors[0] < _CLEARLY * errors[1] else 1]
-        rows, left = table[sample[:: _TRIED // _MEASURED]], []
+        rows, left = table[sample[:: _TRIED // _MEASURED]].float(), []
         for rate in self.rates:
-            books = codec.learn(table[learned], torch.full((len(learned),), rate, device=table.device))
+            books = codec.learn(
+                table[learned].float(), torch.full((len(learned),), rate, device=table.device)
+            )
             left.append(codec._missed(rows, rate, books, metric))
         measured = torch.tensor(left, dtype=torch.float64) / float(squared_norms(rows, metric).sum())
         rates = codec.allocate(energy, weights, is_small, measured)
@@ -402,7 +407,7 @@ def _expected(
 def _principal_directions(rows: Tensor) -> Tensor:
     """Directions ``(D, D)`` along which rows ``(n, D)`` are largest, as columns, largest first; on a CPU."""
     products = torch.zeros(rows.size(1), rows.size(1), dtype=torch.float64, device=rows.device)
-    for part in rows.split(_BLOCK):
+    for part in (block.float() for block in rows.split(_BLOCK)):
         products += (part.t() @ part).double()
     return torch.linalg.eigh(products.cpu()).eigenvectors.flip(1)
 
@@ -423,7 +428,7 @@ def _energies(
     squares, products = weights.new_zeros(2, directions.size(1))
     norm = weights.new_zeros(())
     for block in ids.split(_BLOCK):
-        block_weights, factors = weights[block].unsqueeze(1), (table[block] @ directions).double()
+        block_weights, factors = weights[block].unsqueeze(1), (table[block].float() @ directions).double()
         sizes = factors.square().mean(dim=1, keepdim=True).sqrt()
         squares += (block_weights * factors.square()).sum(dim=0)
         products += (block_weights * sizes * factors).sum(dim=0)
