@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 import time
 from collections import Counter
@@ -148,16 +149,17 @@ def fit_one(name: str, size: tuple[int, int], compression: int) -> dict[str, Any
     return result
 
 
-def as_large_table(fits: Sequence[dict[str, Any]]) -> str:
+def as_large_table(fits: Sequence[dict[str, Any]], size: Sequence[int]) -> str:
     """Format the measurements as a Markdown table."""
     titles = ["method", "smaller", "relative error", "weighted error", "seconds to find options"]
-    titles += ["seconds to fit", "with the report, CPU seconds", "memory, tables"]
+    titles += ["seconds to fit", "numbers a second", "with the report, CPU seconds", "memory, tables"]
     rows = [
         [
             *(fit["method"], f"{fit['compression']:.1f}x"),
             *(f"{fit[key]:.3f}" for key in ("relative_error", "weighted_error")),
-            *(f"{fit['search_seconds']:.1f}", f"{fit['seconds']:.0f}", f"{fit['cpu_seconds']:.0f}"),
-            f"{fit['peak_tables']:.1f}",
+            *(f"{fit['search_seconds']:.1f}", f"{fit['seconds']:.0f}"),
+            f"{math.prod(size) / fit['seconds'] / 1e6:.1f} million",
+            *(f"{fit['cpu_seconds']:.0f}", f"{fit['peak_tables']:.1f}"),
         ]
         for fit in sorted(fits, key=lambda fit: float(fit["relative_error"]))
     ]
@@ -203,7 +205,7 @@ def measure_large(options: argparse.Namespace) -> None:
         if options.output:
             save_record(options.output, "large fits", {**asked, "fits": fits})
     title = f"{size[0]:,} x {size[1]}; threads: {asked['threads']}; torch {torch.__version__}"
-    publish({**asked, "fits": fits}, f"{title}\n\n{as_large_table(fits)}", "large fits", options)
+    publish({**asked, "fits": fits}, f"{title}\n\n{as_large_table(fits, size)}", "large fits", options)
 
 
 def measure_trained(options: argparse.Namespace) -> None:

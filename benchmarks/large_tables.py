@@ -18,7 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -90,7 +90,7 @@ def write_random(folder: Path, output: Path, codes: int, width: int, bits: float
     options = CompressOptions(model=sample, table="table", output=output, bits=bits)
     compress_table(options)
     table = LargeTable(output)
-    shard, settings = cast(Any, table.shards[0]), table.settings
+    shard, settings = table.shared, table.settings
     generator = torch.Generator().manual_seed(0)
 
     def encode(rows: torch.Tensor) -> Encoded:
@@ -150,10 +150,10 @@ def read(folder: Path, codes: int, width: int, bits: float) -> dict[str, float]:
     before = memory()
     cold = milliseconds(table, is_cold=True)
     grown, warm = (memory() - before) / 1e6, milliseconds(table, is_cold=False)
-    held: Any = LargeTable(output).shards[0]
-    few = 2**18  # rows in memory: an array of all would take as much as the file
-    [name] = held.code_names.values()
-    setattr(held, name, getattr(held, name)[:few].clone())
+    held, few = LargeTable(output), 2**18  # rows in memory: an array of all would take as much as the file
+    [shard] = held._shards
+    held._shards = [shard._replace(codes=shard.codes[:few].clone(), scales=shard.scales[:few].clone())]
+    held._ends, held.num_embeddings = torch.tensor([few]), few
     in_memory = milliseconds(held, is_cold=False, among=few)
     return {
         "file_MB": file.stat().st_size / 1e6,
@@ -235,7 +235,6 @@ def main(arguments: Sequence[str]) -> None:
     record = {"threads": torch.get_num_threads(), "runs": runs}
     text, name = (read_text, "large reading") if asked.what == "read" else (coded_text, "large coding")
     publish(record, text(record), name, asked)
-
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from shared_embeddings.hf.coded_tables import coded_table, is_in
 from shared_embeddings.hf.quality import (
     LONGEST_WINDOW,
     computing,
+    count_lookups,
     most_tokens,
     negative_log_likelihoods,
     samples,
@@ -49,6 +50,7 @@ from shared_embeddings.hf.word_layers import (
     find_entry,
     find_tables,
     from_entry,
+    has_words,
     place,
     without_weights,
 )
@@ -125,13 +127,14 @@ class FolderModel(host.TrainedModel):
         return [
             WordEmbedding(name, self.vocabulary.words(module.num_embeddings), module.padding_idx, module)
             for name, module in modules.items()
+            if has_words(name)
         ]
 
     def tables(self) -> list[host.EmbeddingTable]:
         if self.is_compressed:
             raise UserError(f"model {self.path}: is already compressed; compress the original model instead")
         if self.vocabulary.tokenizer is not None:
-            rows = max(len(table.weight) for table in self._tables.values())
+            rows = max(len(table.weight) for table in self._tables.values() if has_words(table.name))
             with folder.reading(self.path):
                 check_tokens(self.vocabulary.tokenizer.get_vocab(), rows)
         with computing(self.module):
@@ -140,7 +143,7 @@ class FolderModel(host.TrainedModel):
             host.EmbeddingTable(
                 name=table.name,
                 uses=(*table.placement.inputs, *table.placement.outputs),
-                words=self.vocabulary.words(len(table.weight)),
+                words=self.vocabulary.words(len(table.weight)) if has_words(table.name) else (),
                 table=table.weight.detach(),
                 padding_idx=None,  # a padding word is like any other
                 is_scored=bool(table.placement.outputs),
@@ -209,6 +212,14 @@ class FolderModel(host.TrainedModel):
             for name, table in self._tables.items()
         }
         return dataclasses.replace(predictions, lookups=lookups)
+
+    def count_rows(self, texts: Sequence[Path] | None, seed: int) -> dict[str, Tensor]:
+        layers = {
+            name: self.module.get_submodule(path)
+            for name, table in self._tables.items()
+            for path in (() if has_words(name) else table.placement.inputs)
+        }
+        return count_lookups(self.module, self.vocabulary, layers, texts, seed)
 
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
         for name, embedding in fitted.items():

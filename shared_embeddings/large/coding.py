@@ -23,10 +23,9 @@ from torch import Tensor
 
 from shared_embeddings.compress.options import CompressOptions
 from shared_embeddings.large.source import TableRows
-from shared_embeddings.large.table import FORMAT, INDEX, SHARED, LargeTable, shard_options
+from shared_embeddings.large.table import FORMAT, INDEX, SHARED, LargeTable, shared_part
 from shared_embeddings.modules.quantized import QuantizedEmbedding
 from shared_embeddings.quant.storage import pack
-from shared_embeddings.registry import build
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import bytes_on_disk, replacing, write_json
 from shared_embeddings.utils.options import OptionError
@@ -174,10 +173,9 @@ def _read_or_learn(
     if not (output / SHARED).exists():
         begin_phase("learning")
         embedding = QuantizedEmbedding.learn(source.sample(SAMPLE), dict(asked))
-        rows = shard_numbers or min(
-            max(source.num_embeddings * source.embedding_dim // _SHARDS, LEAST_NUMBERS), _MOST_NUMBERS
-        )
-        rows = max(1, rows // source.embedding_dim)
+        numbers = source.num_embeddings * source.embedding_dim
+        wanted_size = shard_numbers or min(max(numbers // _SHARDS, LEAST_NUMBERS), _MOST_NUMBERS)
+        rows = -(-source.num_embeddings // max(1, round(numbers / wanted_size)))
         firsts = range(0, source.num_embeddings, rows)
         shards = [
             {
@@ -206,10 +204,7 @@ def _read_or_learn(
                 f"output {output}: was begun with {name} {plan[name]!r}, not {value!r}; name another folder, "
                 "or delete it"
             )
-    with torch.device("meta"):
-        shared: Any = build(**shard_options(plan, 1))
-    shared.load_state_dict(state, strict=False, assign=True)
-    return plan, shared.eval()
+    return plan, shared_part(plan, state)
 
 
 @torch.no_grad()

@@ -401,6 +401,11 @@ class QuantizedEmbedding(SharedEmbedding):
         [rate] = self.word_counts
         return self.codec.encode(rotate(rows, self.signs), rate, self._shared().books)
 
+    def decode(self, codes: Tensor, scales: Tensor) -> Tensor:
+        """Return the vectors ``(n, D)`` of rows that `encode` coded."""
+        [rate] = self.word_counts
+        return self.restore(self.codec.decode(codes, scales, rate, self._shared().books))
+
     @classmethod
     @torch.no_grad()
     def fit(cls, task: FitTask) -> QuantizedEmbedding:

@@ -154,14 +154,40 @@ def nearest_paths(
     return out
 
 
-def _run(loop: str, cost: int, rows: Sequence[Tensor], others: Sequence[Any], out: Tensor) -> None:
+def nearest_codes(
+    rows: Tensor, bits: int, books: Tensor, factor: float, largest: int, row_bytes: int
+) -> Tensor:
+    """The codes ``(n, row_bytes)`` of the nearest path to each row, whose numbers all have one rate.
+
+    Numbers are rounded to words, and costs to words less the lowest one of the step before: results are the
+    same on all processors with vector instructions for words.
+
+    Args:
+        rows: ``(n, D)`` at the size of entries.
+        bits: between a state and the one before.
+        books: the entries of all states, a row for each of the numbers that share a state.
+        factor: that of all numbers before they are rounded; it makes entries whole numbers.
+        largest: the largest number after that; larger ones are replaced by it.
+    """
+    out = torch.empty(len(rows), row_bytes, dtype=torch.uint8)
+    search = ("nearest_codes", bits, len(books))
+    _run(search, rows.size(1) * books.size(1), [rows], [factor, largest, books], out)
+    return out
+
+
+def _run(
+    loop: str | tuple[Any, ...], cost: int, rows: Sequence[Tensor], others: Sequence[Any], out: Tensor
+) -> None:
     """Run a loop of `shared_embeddings.quant.loops`, in threads for parts of the rows.
 
+    The loop is named, or returned by a function whose name and arguments are given.
     Its arguments are the tensors `rows`, with an axis of rows as `out` has, then `others`; the cost is the
     operations of a row.
     """
     # numba takes most of a second to import.
-    run = getattr(importlib.import_module("shared_embeddings.quant.loops"), loop)
+    loops = importlib.import_module("shared_embeddings.quant.loops")
+    name, *constants = (loop,) if isinstance(loop, str) else loop
+    run = getattr(loops, name)(*constants) if constants else getattr(loops, name)
     arrays: list[Any] = []
     for value in (*rows, *others):
         if isinstance(value, Tensor):  # in memory as they are indexed, real numbers in 32 bits

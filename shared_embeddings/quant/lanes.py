@@ -41,6 +41,10 @@ NEON (128 bits each). LLVM chooses about these instructions::
     broadcast_float      load, shufflevector          vbroadcastss                ld1r
     add_squared_errors   fsub, fmul, fadd contract    vsubps, vmulps, vfmadd      fsub, fmul, fmla
     min_floats           fcmp, select                 vminps                      fcmgt, bsl
+    min_words            llvm.umin                    vpminuw                     umin
+    least_word           llvm.vector.reduce.umin      vpminuw, vphminposuw        uminv
+    add_squares          sub, pmul.hr.sw, ..., add    vpsubw, vpmulhrsw, vpaddw   sub, sqrdmulh, add
+    load_spread          load, pshuf.b, ...           vpshufb, vpermw             tbl
 
 Names are those of LLVM or of Intel's guide. On x86, ``vpshufb`` and ``vpunpck*`` work within each 128 bits of
 a register, which is why several operations take "of each 8 words the first four". Operations on words and
@@ -67,6 +71,7 @@ if platform.machine().lower() not in ("aarch64", "arm64"):
     INSTRUCTIONS = next((name for name in ("avx512bw", "avx2") if f"+{name}" in _names), None)
 ROWS = 32 if INSTRUCTIONS == "avx512bw" else 16
 FLOATS = ROWS // 2  # of a vector
+SPREAD = 32 if INSTRUCTIONS == "avx512bw" else 8  # words that `load_spread` reads
 # Without this, type checkers see functions with other arguments.
 _intrinsic: Any = intrinsic
 
@@ -154,6 +159,24 @@ def _unpack_places(first: int) -> list[int]:
     return [place for word in words for place in (word, ROWS + word)]
 
 
+def _call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    """Append a call of a function of LLVM."""
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def _by_register(builder: Any, name: str, *vectors: Any) -> Any:
+    """Append calls of a function for the registers of a processor, which may be parts of vectors."""
+    kind = vectors[0].type
+    size = kind.count // (2 if INSTRUCTIONS == "neon" else 1)
+    halves = []
+    for first in range(0, kind.count, size):
+        part = range(first, first + size)
+        arguments = [_shufflevector(builder, vector, vector, part) for vector in vectors]
+        halves.append(_call(builder, name, ir.VectorType(kind.element, size), *arguments))
+    return _shufflevector(builder, halves[0], halves[-1], range(kind.count))
+
+
 # Loads and stores.
 
 
@@ -164,9 +187,8 @@ def _load_table(builder: Any, pointer: Any) -> Any:
 
 def _prefetch(builder: Any, pointer: Any) -> None:
     place = builder.bitcast(pointer, _BYTE.as_pointer())
-    kind = ir.FunctionType(ir.VoidType(), [place.type, _INT, _INT, _INT])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-    builder.call(function, [place, *(ir.Constant(_INT, number) for number in (0, 3, 1))])
+    options = [ir.Constant(_INT, number) for number in (0, 3, 1)]
+    _call(builder, "llvm.prefetch.p0i8", ir.VoidType(), place, *options)
 
 
 load_words = _in_memory(_words, lambda builder, pointer: _load(builder, pointer, _WORDS))
@@ -230,6 +252,32 @@ def _madd(builder: Any, a: Any, pair: Any) -> Any:
     return builder.add(firsts, seconds)
 
 
+def _add_squares(builder: Any, costs: Any, a: Any, b: Any) -> Any:
+    name = {"avx512bw": "llvm.x86.avx512.pmul.hr.sw.512", "neon": "llvm.aarch64.neon.sqrdmulh.v8i16"}.get(
+        INSTRUCTIONS or "", "llvm.x86.avx2.pmul.hr.sw"
+    )
+    differences = builder.sub(a, b)
+    return builder.add(costs, _by_register(builder, name, differences, differences))
+
+
+def _spread_of(builder: Any, bits: Any, first: Any) -> Any:
+    places = builder.lshr(ir.Constant(_WORDS, list(range(ROWS))), _splat(builder, bits, _WORDS))
+    if INSTRUCTIONS == "avx512bw":
+        return builder.add(places, _splat(builder, first, _WORDS))
+    # The places of both bytes of each word.
+    both = builder.mul(first, ir.Constant(first.type, 0x0202))
+    places = builder.add(builder.mul(places, _constant(0x0202)), _constant(0x0100))
+    return builder.add(places, _splat(builder, both, _WORDS))
+
+
+def _load_spread(builder: Any, pointer: Any, places: Any) -> Any:
+    if INSTRUCTIONS == "avx512bw":
+        words = _load(builder, pointer, _WORDS)
+        return _call(builder, "llvm.x86.avx512.permvar.hi.512", _WORDS, words, places)
+    table = _load_table(builder, pointer)
+    return builder.bitcast(_shuffle_bytes(builder, table, builder.bitcast(places, _BYTES)), _WORDS)
+
+
 # ``words >> count``, by less than 16; bits that enter are zeros.
 lshr = _operation(_words, lambda builder, words, count: builder.lshr(words, _splat(builder, count, _WORDS)))
 # Funnel shift by 0 to 15: the upper 16 bits of ``(before << 16 | after) << count``.
@@ -239,6 +287,18 @@ mul_words = _operation(_words, lambda builder, a, b: builder.mul(a, b))  # the l
 unpack_low_words = _operation(_words, lambda builder, a, b: _shufflevector(builder, a, b, _unpack_places(0)))
 unpack_high_words = _operation(_words, lambda builder, a, b: _shufflevector(builder, a, b, _unpack_places(4)))
 high_bytes = _operation(_bytes, _high_bytes)  # the upper bytes of the words of `a` and of `b`, in turns
+sub_words = _operation(_words, lambda builder, a, b: builder.sub(a, b))
+min_words = _operation(_words, lambda builder, a, b: _call(builder, f"llvm.umin.v{ROWS}i16", _WORDS, a, b))
+least_word = _operation(
+    types.uint16,
+    lambda builder, words: _call(builder, f"llvm.vector.reduce.umin.v{ROWS}i16", _WORD, words),
+)
+# Costs, and the squares of the signed words ``a - b``, divided by 2**15 and rounded.
+add_squares = _operation(_words, _add_squares)
+# What `load_spread` needs to load words, from one of the first on, into ``2**bits`` lanes each, at least two.
+spread_of = _operation(_words, _spread_of)
+# Of `SPREAD` words some, each in several lanes.
+load_spread = _in_memory(_words, _load_spread)
 # The fine entry of each hash, the upper 11 bits of a word: a sign, one of 16 lines, and a place on it.
 interpolate = _operation(_words, _interpolate)
 # Each two words times the two words of an int, summed.
@@ -249,18 +309,10 @@ madd = _operation(_ints, _madd)
 
 
 def _shuffle_bytes(builder: Any, table: Any, places: Any) -> Any:
-    size = 16 if INSTRUCTIONS == "neon" else 2 * ROWS
     name = {"avx512bw": "llvm.x86.avx512.pshuf.b.512", "neon": "llvm.aarch64.neon.tbl1.v16i8"}.get(
         INSTRUCTIONS or "", "llvm.x86.avx2.pshuf.b"
     )
-    kind = ir.VectorType(_BYTE, size)
-    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind, kind]), name)
-    halves = []
-    for first in range(0, 2 * ROWS, size):
-        part = range(first, first + size)
-        arguments = [_shufflevector(builder, vector, vector, part) for vector in (table, places)]
-        halves.append(builder.call(function, arguments))
-    return _shufflevector(builder, halves[0], halves[-1], range(2 * ROWS))
+    return _by_register(builder, name, table, places)
 
 
 def _sext_bytes(builder: Any, vector: Any, first: int) -> Any:

@@ -7,6 +7,7 @@ Arrays: ``n`` rows, ``N`` tokens, ``D`` numbers of a row.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numba
@@ -15,6 +16,9 @@ import numpy as np
 from shared_embeddings.quant import lanes
 
 _FAR = np.float32(1e30)
+# A cost in words that is too high for a path, and the most that a step may add to one.
+_HIGH = 2**15
+_STATES, _START_BITS = 2**11, 8
 
 _compiled = numba.njit(nogil=True, cache=True, fastmath=True, error_model="numpy")
 
@@ -209,6 +213,83 @@ def _advance(
                 best = lanes.min_floats(cost, best)
         lanes.store(out, head * width, best)
         lanes.store_low_bytes(choices, head * width, place)
+
+
+@functools.cache
+def nearest_codes(bits: int, size: int) -> Any:
+    """Return `kernels.nearest_codes` for states with so many new bits; vectors have consecutive states.
+
+    These bits are a constant in compiled loops, which LLVM unrolls.
+    """
+    choices, heads = 1 << bits, _STATES >> bits
+
+    @_compiled
+    def search(rows: Any, factor: float, largest: int, books: Any, out: Any) -> None:
+        width, steps = lanes.ROWS, -(-rows.shape[1] // size)
+        entries = np.rint(books * np.float32(factor)).astype(np.int16).reshape(-1)
+        numbers = np.empty(rows.shape[1], np.int16)
+        # Of states with the same trailing bits the lowest cost, before each step and after the last one.
+        lowest = np.full((steps + 1) * heads, _HIGH, np.uint16)
+        lowest[: 1 << _START_BITS >> bits] = 0
+        highest = lanes.splat_word(np.uint16(_HIGH))
+        for row in range(rows.shape[0]):
+            for column in range(rows.shape[1]):
+                number = np.int32(np.rint(rows[row, column] * np.float32(factor)))
+                numbers[column] = min(max(number, -largest), largest)
+            offset = np.uint16(0)
+            for step in range(steps):
+                before, column = step * heads, step * size
+                first_number, offsets = lanes.splat_word(numbers[column]), lanes.splat_word(offset)
+                least = highest
+                for head in range(0, heads, width):
+                    best = highest
+                    for choice in range(choices):
+                        state = head + choice * heads
+                        # Processors wait for loads that need what two vectors stored: they are aligned.
+                        place = (head >> bits) + choice * (heads >> bits)
+                        first = place & lanes.SPREAD - 1
+                        places = lanes.spread_of(np.uint16(bits), np.uint16(first))
+                        cost = lanes.load_spread(lowest, before + place - first, places)
+                        cost = lanes.add_squares(cost, first_number, lanes.load_words(entries, state))
+                        for number in range(1, min(size, rows.shape[1] - column)):
+                            others = lanes.splat_word(numbers[column + number])
+                            entry = lanes.load_words(entries, number * _STATES + state)
+                            cost = lanes.add_squares(cost, others, entry)
+                        best = lanes.min_words(best, cost)
+                    best = lanes.sub_words(best, offsets)
+                    lanes.store(lowest, before + heads + head, best)
+                    least = lanes.min_words(least, best)
+                offset = lanes.least_word(least)
+            _write_codes(numbers, entries, lowest, bits, size, out[row])
+
+    return search
+
+
+@_compiled
+def _write_codes(numbers: Any, entries: Any, lowest: Any, bits: int, size: int, out: Any) -> None:
+    """Write the codes of the path with the lowest cost, from its last state back to the first one."""
+    steps, heads = -(-numbers.shape[0] // size), _STATES >> bits
+    head = np.argmin(lowest[steps * heads : (steps + 1) * heads])
+    # The bits that are not written yet, after those of unused ones.
+    place, count, buffer = out.shape[0], 8 * out.shape[0] - (_START_BITS + bits * (steps - 1)), 0
+    for step in range(steps - 1, -1, -1):
+        best = 1 << 40
+        for state in range(head, _STATES, heads):
+            cost = np.int64(lowest[step * heads + (state >> bits)])
+            for column in range(step * size, min(step * size + size, numbers.shape[0])):
+                error = np.int64(numbers[column]) - entries[(column - step * size) * _STATES + state]
+                cost += error * error + (1 << 14) >> 15
+            best = min(best, cost * _STATES + state)  # of equal ones the first; branches would take longer
+        best &= _STATES - 1
+        head = best >> bits
+        width = bits if step else _START_BITS
+        buffer |= (best & (1 << width) - 1) << count
+        count += width
+        while count >= 8:
+            place -= 1
+            out[place] = np.uint8(buffer & 255)
+            buffer >>= 8
+            count -= 8
 
 
 # Numbers of paths, 16 or 32 rows at a time. `shared_embeddings.quant.kernels.LanePlan` describes the

@@ -161,7 +161,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "decoding": decoding.as_text,
     "decoding avx2": decoding.as_text,
     "fitting": lambda record: fitting.as_table(record["fits"]),
-    "large fits": lambda record: fitting.as_large_table(record["fits"]),
+    "large fits": lambda record: fitting.as_large_table(record["fits"], record["size"]),
     "preprocessing": preprocessing.as_table,
     "compression ptb": compression.as_table,
     "compression quickstart": compression.as_table,

@@ -72,6 +72,37 @@ def test_words() -> None:
 
 
 @needs_words
+def test_costs_of_paths() -> None:
+    costs, signed = A >> 1, A.view(np.int16).astype(np.int64)
+    assert (two(lanes.sub_words) == A - B).all()
+    assert (two(lanes.min_words) == np.minimum(A, B)).all()
+    least = run(np.uint16, lambda a: lanes.splat_word(lanes.least_word(lanes.load_words(a, 0))), A)
+    assert (least == A.min()).all()
+
+    def squares(costs: Any, a: Any, b: Any) -> Any:
+        return lanes.add_squares(lanes.load_words(costs, 0), lanes.load_words(a, 0), lanes.load_words(b, 0))
+
+    small = (signed >> 1).astype(np.int16).view(np.uint16)
+    differences = (signed >> 1) - 1000
+    expected = costs + (differences**2 + 2**14 >> 15)
+    assert (run(np.uint16, squares, costs, small, np.full(ROWS, 1000, np.uint16)) == expected).all()
+
+
+@needs_words
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+def test_words_in_several_lanes(bits: int) -> None:
+    words = RANDOM.integers(0, 2**16, 2 * lanes.SPREAD).astype(np.uint16)
+    count = ROWS >> bits
+    for first in range(0, lanes.SPREAD, count):
+
+        def loaded(words: Any, bits: Any, first: Any) -> Any:
+            return lanes.load_spread(words, lanes.SPREAD, lanes.spread_of(bits, first))
+
+        spread = run(np.uint16, loaded, words, np.uint16(bits), np.uint16(first))
+        assert (spread == np.repeat(words[lanes.SPREAD + first :][:count], 2**bits)).all()
+
+
+@needs_words
 def test_bytes() -> None:
     tables = np.concatenate([TABLE, SLOPES])
 

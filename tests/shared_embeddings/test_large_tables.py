@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import shared_embeddings as se
@@ -24,7 +24,7 @@ from shared_embeddings.utils.errors import UserError
 
 ROWS, DIM = 230, 40
 NAME = "ple.shard_*.weight"
-# Shards of 50 rows.
+# Five shards of 46 rows.
 SHARD = {"shard_numbers": 50 * DIM}
 
 
@@ -60,10 +60,10 @@ def test_rows_have_the_codes_of_the_fit_in_memory(
     bits = 4.0
     report = compress_table(options(source, tmp_path / "large", bits=bits), codec=codec, **SHARD)
     large, ids = LargeTable(tmp_path / "large"), torch.randint(ROWS, (3, 70))
-    assert [len(shard.codes(bits)) for shard in large.shards] == [50, 50, 50, 50, 30]
     wanted, _ = se.fit("quantized", table, bits=bits, codec=codec, progress=False)
     if codec != "spectral":  # which gives rows different bits in memory
-        codes = torch.cat([shard.codes(bits) for shard in large.shards])
+        files = sorted((tmp_path / "large").glob("rows-*"))
+        codes = torch.cat([load_file(file)[wanted.code_names[bits]] for file in files])
         torch.testing.assert_close(codes, wanted.codes(bits), rtol=0, atol=0)
         # Scales of rows are stored as logarithms in 8 bits.
         torch.testing.assert_close(large(ids), wanted.eval()(ids), rtol=0.03, atol=0.03)
@@ -113,7 +113,7 @@ def test_a_lost_shard_is_named_and_written_again(source: Path, tmp_path: Path) -
     with pytest.raises(UserError, match=rf"1 of 5 shards are missing, such as {lost.name}"):
         join(folder)
     report = compress_table(options(source, folder, part="1/5"), **SHARD)
-    assert report.numbers == 50 * DIM and content(folder) == before
+    assert report.numbers == 46 * DIM and content(folder) == before
 
 
 def test_a_stopped_process_goes_on_at_its_shard(
@@ -122,7 +122,7 @@ def test_a_stopped_process_goes_on_at_its_shard(
     folder, read = tmp_path / "large", TableRows.read
 
     def stop(self: TableRows, first: int, last: int) -> Tensor:
-        if (first, last) == (100, 150):
+        if first == 92:
             raise KeyboardInterrupt
         return read(self, first, last)
 
@@ -132,7 +132,7 @@ def test_a_stopped_process_goes_on_at_its_shard(
     assert sorted(content(folder)) == [f"rows-0000{n}-of-00005.safetensors" for n in (1, 2)] + [
         "shared.safetensors"
     ]
-    assert compress_table(options(source, folder), **SHARD).numbers == (ROWS - 100) * DIM
+    assert compress_table(options(source, folder), **SHARD).numbers == (ROWS - 92) * DIM
 
 
 def test_threads_and_forked_processes_read_at_once(source: Path, tmp_path: Path) -> None:
@@ -178,10 +178,11 @@ def test_tables_stay_in_the_mapped_file(tmp_path: Path) -> None:
     folder = tmp_path / "large"
     compress_table(options(tmp_path / "t.safetensors", folder, table="t", bits=4.0))
     large = LargeTable(folder)
+    large(torch.tensor([7]))
     maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
-    [codes] = [part for name, part in large.named_buffers() if name.startswith("shards.0.streams")]
+    [shard] = large._shards
     ranges = [[int(end, 16) for end in re.split("[- ]", line)[:2]] for line in maps if "rows-" in line]
-    assert any(start <= codes.data_ptr() < end for start, end in ranges)
+    assert any(start <= shard.codes.data_ptr() < end for start, end in ranges)
 
 
 @pytest.mark.parametrize(

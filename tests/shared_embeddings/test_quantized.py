@@ -169,6 +169,36 @@ def test_the_path_is_optimal(
     torch.testing.assert_close(values, best * scale)
 
 
+def least_errors(rows: Tensor, rate: float) -> Tensor:
+    """The least squared error of each row ``(n, D)`` by all paths of a rate, in 64 bits."""
+    books, bits, size = torch.from_numpy(trellis.path_books()).double(), max(1, int(rate)), round(1 / rate)
+    costs = torch.full((len(rows), 2**11), torch.inf, dtype=torch.float64)
+    costs[:, : 2**8] = 0.0
+    for first in range(0, rows.size(1), max(1, size)):
+        if first:
+            costs = costs.unflatten(1, (2**bits, -1)).amin(dim=1).repeat_interleave(2**bits, dim=1)
+        for number, column in enumerate(rows[:, first : first + max(1, size)].double().unbind(1)):
+            costs = costs + (column.unsqueeze(1) - books[number]).square()
+    return costs.amin(dim=1)
+
+
+@pytest.mark.parametrize("dim", [160, 256, 638])
+def test_paths_of_whole_numbers_are_as_near_as_others(dim: int) -> None:
+    """Also those to numbers far beyond the largest entry."""
+    outlier = F.pad(torch.full((8, 1), 9.0), (70, dim - 71))
+    for rate in (0.25, 0.5, 1.0, 2.0, 3.0, 4.0):
+        steps, rows = trellis.steps_for(((rate, dim),)), normal_rows(8, dim) / trellis.path_gain(rate)
+        for targets in (rows, rows + outlier):
+            codes = trellis.nearest_codes(targets, rate, steps)
+            assert codes is not None
+            errors = (trellis.read_entries(codes, steps) - targets).square().sum(dim=1)
+            least = least_errors(targets, rate)
+            assert bool((errors > 0.99999 * least).all())
+            assert float(errors.sum()) < 1.005 * float(least.sum())
+            together = trellis.nearest_codes(targets[3:4], rate, steps)
+            assert together is not None and torch.equal(together, codes[3:4])
+
+
 @pytest.mark.parametrize("dim", [1, 2, 31, 33, 640])
 def test_paths_are_read_in_any_number_of_rows(dim: int) -> None:
     """Of every rate, and of all of them in one row; codes start anywhere in memory."""

@@ -46,6 +46,9 @@ _ROWS = 32
 # Numbers whose errors are made up for together, and the states after them that are searched with them, since
 # the best path to here may leave only bad ones.
 TOGETHER, _AHEAD = 32, 8
+# How much finer than the whole numbers of `path_parameters` words are, by rate: most for small errors, least
+# where several numbers share a state. With more bits, errors would be too small for words.
+_WORD_UNITS = {0.25: 30, 0.5: 52, 1.0: 88, 2.0: 88, 3.0: 88, 4.0: 110}
 # The mean squared errors of normal numbers by rate, as measured in 128 dimensions.
 ERRORS = {
     0.0: 1.0,
@@ -186,10 +189,12 @@ class TrellisCodec(Codec):
 
     def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
         """The path with the least error for rows at the size of entries."""
-        steps = self.steps[rate]
-        targets = rows / row_sizes(rows)
-        states = find_path(targets, steps, rows.new_full((self.dim,), path_gain(rate)), metric)
-        return Encoded(packed_states(states, steps), fitted_scales(rows, entries_of(states, steps), metric))
+        steps, targets, gain = self.steps[rate], rows / row_sizes(rows), path_gain(rate)
+        codes = nearest_codes(targets / gain, rate, steps) if metric is None else None
+        if codes is None:
+            codes = packed_states(find_path(targets, steps, rows.new_full((self.dim,), gain), metric), steps)
+        values = self.decode(codes, rows.new_ones(len(rows), 1), rate, books)
+        return Encoded(codes, fitted_scales(rows, values, metric))
 
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
         if kernels.usable(codes, scales):
@@ -218,6 +223,23 @@ class TrellisCodec(Codec):
 def stream_bytes(steps: Steps) -> int:
     """The bytes of the stream of a row."""
     return -(-(START_BITS + sum(step.bits for step in steps[1:])) // 8)
+
+
+def nearest_codes(rows: Tensor, rate: float, steps: Steps) -> Tensor | None:
+    """The codes of the paths with the least squared errors from rows ``(n, D)`` at the size of entries.
+
+    A compiled loop finds them with whole numbers. None if there is none for the rate or the processor.
+    """
+    lanes = importlib.import_module("shared_embeddings.quant.lanes") if kernels.usable(rows) else None
+    if lanes is None or lanes.INSTRUCTIONS is None or rate not in _WORD_UNITS:
+        return None
+    book, count = steps[0].book, steps[0].numbers
+    books, unit = codebook(rows.device)[book : book + count], _WORD_UNITS[rate]
+    factor = unit / path_parameters()[-1]
+    # Errors of numbers that share a state add up to a word with a sign, and so does each error before it is
+    # squared.
+    largest = int(2**15 / count**0.5 - factor * float(books.abs().max())) - 1
+    return kernels.nearest_codes(rows, steps[-1].bits, books, factor, largest, stream_bytes(steps))
 
 
 def find_path(rows: Tensor, steps: Steps, sizes: Tensor, metric: Metric | None) -> Tensor:

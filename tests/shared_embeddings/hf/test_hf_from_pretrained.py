@@ -107,6 +107,25 @@ def test_disk_offload(tmp_path: Path, kind: str) -> None:
         load(small, device_map={"model": "cpu", "lm_head": "cpu", "shared_embeddings": "disk"}, **settings)
 
 
+def test_tables_for_input_only_stay_on_the_disk(tmp_path: Path) -> None:
+    """Also when the model is saved where it was loaded from."""
+    shrink("gemma4", tmp_path / "small", method="quantized", bits=4.0)
+    model = auto_class("gemma4").from_pretrained(tmp_path / "small")
+    wanted = scores(model)
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    ranges = [line.split()[0].split("-") for line in lines if line.endswith("model.safetensors")]
+    is_mapped = {
+        name: any(int(start, 16) <= codes.data_ptr() < int(end, 16) for start, end in ranges)
+        for name, embedding in model.shared_embeddings.items()
+        for buffer, codes in embedding.named_buffers()
+        if buffer.startswith("streams")
+    }
+    assert is_mapped == {"per_layer_words": True, "words": False}
+    model.save_pretrained(tmp_path / "small")
+    assert torch.equal(scores(model), wanted)
+    assert torch.equal(scores(auto_class("gemma4").from_pretrained(tmp_path / "small")), wanted)
+
+
 def test_other_tasks(tmp_path: Path) -> None:
     small = tmp_path / "small"
     shrink("bert", small)
@@ -155,6 +174,7 @@ FOLDERS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "trellis_5bits": ("bart", "int8", "quantized", {"bits": 5}),
     "two_tables": ("t5_untied", "fp16", "quantized", {"bits": 1.5}),
     "other_names": ("gpt_neox", "fp16", "quantized", {"bits": 4}),
+    "shards": ("Qwen4ExpForCausalLM", "fp16", "quantized", {"bits": 4}),
 }
 
 # Loads a folder, saves it, loads the plain model, and writes the scores of both.
