@@ -50,7 +50,9 @@ class NGramOptions:
         "probability of dropping the vector of an n-gram at a position.", 0.0, minimum=0, below=1
     )
     ngram_learning_rate: float = option(
-        "of the rows, by Adagrad with a sum for each row; scheduled like 'learning_rate'.", 0.1, minimum=0
+        "of the rows, by SGD with sparse gradients for any optimizer; scheduled like 'learning_rate'.",
+        40.0,
+        minimum=0,
     )
     ngram_embedding: Mapping[str, Any] = option(
         "method of the table and its options.", factory=lambda: {"method": "standard"}

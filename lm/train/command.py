@@ -280,7 +280,6 @@ def save_run(
         "position": trainer.position,
         "scores": trainer.scores,
         "optimizer": trainer.optimizer.state_dict(),
-        "row_optimizer": trainer.row_optimizer.state_dict() if trainer.row_optimizer is not None else None,
         "averages": averages,
         "lengths": trainer.lengths.getstate(),
         "processes": processes,
@@ -320,8 +319,6 @@ def restore_run(path: Path, trainer: Trainer, settings: Mapping[str, Any], corpu
         averages.steps = training["averages"]["steps"]
         averages.write(training["averages"]["parameters"])
     trainer.optimizer.load_state_dict(training["optimizer"])
-    if trainer.row_optimizer is not None:
-        trainer.row_optimizer.load_state_dict(training["row_optimizer"])
     trainer.step, trainer.epoch, trainer.position = (training[key] for key in ("step", "epoch", "position"))
     trainer.scores = list(training["scores"])
     process = processes[group.rank]

@@ -33,15 +33,7 @@ from lm.data.corpus import Columns
 from lm.evaluation import Reading, evaluate, perplexity
 from lm.models import LanguageModel, State
 from lm.train.config import Configuration
-from lm.train.optim import (
-    Averages,
-    RowAdagrad,
-    build_optimizer,
-    draw_length,
-    is_stalled,
-    rate_factor,
-    starts_averaging,
-)
+from lm.train.optim import Averages, build_optimizer, draw_length, is_stalled, rate_factor, starts_averaging
 from shared_embeddings.compress.distillation import Reconstruction, SoftTargets, soft_cross_entropy
 from shared_embeddings.nn.layers import set_updates
 from shared_embeddings.utils.command_line import StopFlag
@@ -220,7 +212,7 @@ class Trainer:
         ]
         self.optimizer: torch.optim.Optimizer = build_optimizer(self.rule, self.parameters)
         self.ngram_rate = config.ngrams.ngram_learning_rate
-        self.row_optimizer = RowAdagrad(sparse, self.ngram_rate) if sparse else None
+        self.row_optimizer = torch.optim.SGD(sparse, self.ngram_rate) if sparse else None
         self.averages: Averages | None = None  # once averaging has started
         self.lengths = random.Random(self.options.seed)  # of segments, the same in all processes
         self.step, self.epoch = 0, 0  # complete ones

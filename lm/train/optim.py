@@ -71,28 +71,6 @@ OPTIMIZERS: dict[str, type] = {
 }
 
 
-class RowAdagrad(torch.optim.Optimizer):
-    """Adagrad (Duchi et al., 2011) for tables with sparse gradients, with one sum of squares for each row.
-
-    A step reads and writes only the rows with gradients, so that its time does not depend on the table.
-    """
-
-    def __init__(self, parameters: list[nn.Parameter], lr: float) -> None:
-        super().__init__(parameters, {"lr": lr})
-        for parameter in parameters:
-            self.state[parameter]["sum"] = parameter.new_zeros(len(parameter))
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                gradient = parameter.grad.coalesce()
-                ids, rows, sums = gradient.indices()[0], gradient.values(), self.state[parameter]["sum"]
-                squares = sums[ids] + rows.square().mean(dim=1)
-                sums[ids] = squares
-                parameter.index_add_(0, ids, rows / (squares.sqrt() + 1e-10).unsqueeze(1), alpha=-group["lr"])
-
-
 def build_optimizer(options: OptimizerOptions, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """Build the optimizer: Adam or SGD."""
     rate, decay = options.learning_rate, options.weight_decay

@@ -14,7 +14,6 @@ from lm import models
 from lm.adapter import NGRAMS, TrainedLanguageModel
 from lm.checkpoint import load_model
 from lm.models.ngrams import NGramOptions, NGramTable
-from lm.train.optim import RowAdagrad
 from tests.lm.runs import SMALL, command, compress, log_lines, run, settings, small_corpus, tool
 
 ROWS, PRIME, BASE = 1009, 2**31 - 1, 48271
@@ -79,22 +78,14 @@ def test_models_carry_the_last_words_over(kind: str) -> None:
     assert torch.equal(second.state[-1], whole.state[-1]) and not torch.allclose(whole.hidden, before)
 
 
-def test_only_rows_that_were_read_have_gradients_and_change() -> None:
+def test_only_rows_that_were_read_have_gradients() -> None:
     built, tokens = table(), torch.randint(50, (2, 7))
     [rows] = built.sparse_parameters()
     read = built.ids(tokens, built.initial_context(2))[0].unique()
-    before, optimizer = rows.detach().clone(), RowAdagrad([rows], lr=0.5)
     built(tokens, built.initial_context(2))[0].square().sum().backward()
     assert rows.grad is not None and rows.grad.is_sparse
     gradient = rows.grad.coalesce()
     assert torch.equal(gradient.indices()[0], read)
-    optimizer.step()
-    is_changed = (rows != before).any(dim=1)
-    assert torch.equal(is_changed.nonzero().flatten(), read)
-    # Adagrad with one sum for each row: the first step has the length of the rate in every dimension.
-    step = (rows - before)[read]
-    assert torch.allclose(step.square().mean(dim=1).sqrt(), torch.full((len(read),), 0.5), atol=1e-4)
-    assert torch.nn.functional.cosine_similarity(step, -gradient.values()).min() > 0.9999
 
 
 def trained(folder: Path, **changes: Any) -> tuple[Path, Path]:
@@ -112,7 +103,8 @@ def test_training_resumes_exactly(tmp_path: Path) -> None:
     assert log_lines(part)[-3:] == log_lines(save)[-3:]
     ours, theirs = (load_model(folder / "last.pt").model.state_dict() for folder in (part, save))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert (ours["ngrams.embedding.weight"] != 0).any(dim=1).sum() < ROWS
+    is_changed = (ours["ngrams.embedding.weight"] != 0).any(dim=1)
+    assert 50 < is_changed.sum() < ROWS
 
 
 def test_checkpoints_are_evaluated_continued_and_described(tmp_path: Path) -> None:
