@@ -107,6 +107,7 @@ COLUMNS = {
     "stored": Column("stored", lambda r: in_units(embedding_bits(r["counts"]) / 8, "B")),
     "smaller": Column("times smaller", lambda r: f"{times_smaller(r['counts']):.1f}x"),
     "total": Column("total parameters", lambda r: in_units(r["counts"]["total"])),
+    "epochs": Column("epochs", lambda r: str(r["config"]["train"]["epochs"]), always=True),
     "ngrams": Column("n-grams", describe_ngrams, always=True),
     "codes": Column("codes", series, always=True),
     "ngram_bits": Column("bits of a number", lambda r: f"{bits_of_a_number(r):.2f}"),
