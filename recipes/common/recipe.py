@@ -81,8 +81,8 @@ class Row:
     finetune: Content | None = None
     distill: Content | None = None  # ``teacher`` (a row), and other options of ``embedding_distillation``
     # ``teacher`` (a row), whose embedding is replaced by a fitted one; ``fit_steps``, ``store`` (the dtype),
-    # ``calibrate`` (on the training text), ``recover_steps`` (of training by the teacher's predictions), or
-    # ``fp8: true`` (a table of n-grams in FP8, with one scale).
+    # ``calibrate`` (on the training text), ``recover_steps`` (of training by the teacher's predictions),
+    # ``check: false``, or ``fp8: true`` (a table of n-grams in FP8, with one scale).
     fit: Content | None = None
     data: Content = field(default_factory=dict)  # the prepared data to use; empty if there is one kind
     batch: Content | None = None  # tokens per step, independent of the number of GPUs

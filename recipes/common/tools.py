@@ -268,6 +268,8 @@ def fit_model(
             arguments += [f"--{key.replace('_', '-')}", str(fit[key])]
     if "recover_steps" in fit:
         arguments += ["--recover", f"{fit['recover_steps']}steps"]
+    if not fit.get("check", True):
+        arguments.append("--no-check")
     run_command("shared-embeddings", arguments)
 
 
