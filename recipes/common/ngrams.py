@@ -44,7 +44,7 @@ def bits_of_a_number(record: Record) -> float:
 def ngram_plot(records: Sequence[Record], path: Path, quality: str, title: str) -> None:
     """Draw perplexities at the bits of a number of the table as PNG, a panel for each corpus.
 
-    Lines are at the perplexities of the model whose table is coded, and of the one without a table.
+    A line is at the perplexity of the model whose table is coded; titles have that of the one without a table.
     """
     from matplotlib.ticker import NullLocator
 
@@ -54,24 +54,25 @@ def ngram_plot(records: Sequence[Record], path: Path, quality: str, title: str) 
         rows = [record for record in records if record["row"].startswith(f"{corpus}_")]
         coded = [record for record in rows if record["config"].get("fit")]
         starts = {record["config"]["fit"]["teacher"] for record in coded}
-        for record in rows:
-            if record["row"] in starts or is_baseline(record["row"]):
-                name, score = "no table" if is_baseline(record["row"]) else "fp32", record["metrics"][quality]
-                axes.axhline(score, color="#8c8c8c", linestyle="--", linewidth=0.9, zorder=0)
-                axes.text(0.99, score, f"{name}: {score:.1f}", ha="right", va="bottom", fontsize=8,
-                          transform=axes.get_yaxis_transform())  # fmt: skip
+        for record in (record for record in rows if record["row"] in starts):
+            score = record["metrics"][quality]
+            axes.axhline(score, color="#8c8c8c", linestyle="--", linewidth=0.9, zorder=0)
+            right = {"ha": "right", "va": "top", "transform": axes.get_yaxis_transform()}
+            axes.text(0.99, score, f"fp32: {score:.2f}", fontsize=8, **right)
         for name in SERIES[1:]:
             points = sorted((bits_of_a_number(r), r["metrics"][quality]) for r in coded if series(r) == name)
             look = numbered_style(SERIES.index(name))
             axes.plot(*zip(*points), color=look["color"], linewidth=1, zorder=1)
             for bits, score in points:
                 axes.scatter(bits, score, s=30, **look, label=name, zorder=2)
-                axes.text(bits, score, f"{bits:.2g}: {score:.1f}", fontsize=7, color=look["color"])
+                axes.text(bits, score, f"{bits:.2g}: {score:.2f}", fontsize=7, color=look["color"])
         axes.set_xscale("log", base=2)
         axes.set_xticks([1, 2, 3, 4, 8], ["1", "2", "3", "4", "8"])
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("bits of a number of the table, all counted")
-        axes.set_title(corpus, fontsize=10)
+        plain = [record["metrics"][quality] for record in rows if is_baseline(record["row"])]
+        without = ", ".join(f"{score:.2f}" for score in plain)
+        axes.set_title(f"{corpus}, without a table {without}", fontsize=10)
         axes.grid(alpha=0.3, linewidth=0.6)
         quality_axis(axes, quality)
     finish(figure, panels, path, {name: numbered_style(SERIES.index(name)) for name in SERIES[1:]})

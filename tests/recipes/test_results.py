@@ -10,8 +10,9 @@ import pytest
 
 from recipes import __main__ as command
 from recipes.common import plot, table, tools
+from recipes.common.ngrams import bits_of_a_number, ngram_plot, series
 from recipes.common.recipe import Recipe, find_recipe, read_file, recipe_names
-from recipes.common.results import FILE, REPOSITORY, find_result, read_results, write_result
+from recipes.common.results import FILE, REPOSITORY, Record, find_result, read_results, write_result
 from recipes.common.table import (
     comparison_table,
     update_tables,
@@ -152,6 +153,32 @@ def test_readme_tables_match_the_results(name: str, tmp_path: Path) -> None:
     readme.write_text(original, encoding="utf-8")
     update_tables(recipe, recipe.folder / FILE, readme)
     assert readme.read_text(encoding="utf-8") == original
+
+
+def test_bits_of_tables_of_ngrams_and_their_picture(tmp_path: Path) -> None:
+    """Rows with codes of 2 bits and FP8, beside the model that they start from, and one without a table."""
+
+    def record(row: str, perplexity: float, bits: int = 0, fit: Any = None, **embedding: str) -> Record:
+        config = {"fit": fit, "embedding": embedding, "train": {"ngram_rows": 10}}
+        counts = {"dense_ngrams": 100, "ngram_bits": bits}
+        return {"row": row, "metrics": {"perplexity": perplexity}, "config": config, "counts": counts}
+
+    start = {"teacher": "ptb_ngrams"}
+    records = [
+        record("ptb_standard", 50.0),
+        record("ptb_ngrams", 40.0, 3200),
+        record("ptb_a_fitted", 41.0, 212, start, method="quantized"),
+        record("ptb_b_fitted", 40.5, 212, {**start, "calibrate": True}, method="quantized"),
+        record("ptb_c_fitted", 45.0, 250, start, method="quantized", codec="uniform"),
+        record("ptb_d_fitted", 40.1, 3200, {**start, "fp8": True}, method="standard"),
+    ]
+    assert [series(line) for line in records] == [
+        *("–", "fp32", "trellis", "trellis, calibrated", "rounded in groups", "FP8, one scale"),
+    ]
+    assert [bits_of_a_number(line) for line in records[1:]] == [32.0, 2.12, 2.12, 2.5, 8.32]
+    assert table.describe_ngrams(records[1]) == "rows 10"
+    ngram_plot(records, tmp_path / "x.png", "perplexity", "Tables")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_rows_are_compared_with_their_teacher_or_the_nearest_baseline() -> None:
