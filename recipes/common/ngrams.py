@@ -44,7 +44,7 @@ def bits_of_a_number(record: Record) -> float:
 def ngram_plot(records: Sequence[Record], path: Path, quality: str, title: str) -> None:
     """Draw perplexities at the bits of a number of the table as PNG, a panel for each corpus.
 
-    A line is at the perplexity of the model whose table is coded; titles have that of the one without a table.
+    A line is at the perplexity of the model whose table is coded; titles have that without a table.
     """
     from matplotlib.ticker import NullLocator
 
