@@ -60,7 +60,7 @@ onmt_options=(-world_size $((nodes * gpus)) -gpu_ranks "${ranks[@]}" -master_ip 
 
 case $1 in
     onmt_train) exec onmt_train "${@:2}" "${onmt_options[@]}" ;;
-    lm_train) exec python -m torch.distributed.run "${torchrun_options[@]}" -m lm.train.command "${@:2}" ;;
+    lm_train) exec python -m lm.train.launch "${torchrun_options[@]}" -m lm.train.command "${@:2}" ;;
     recipes/*/train.sh)
         [ -f "$project/$1" ] || fail "there is no $1; there are $(cd "$project" && echo recipes/*/train.sh)"
         if grep -q TORCHRUN "$project/$1"; then

@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, variance
 from typing import Any
 
 import pandas as pd
+from scipy.stats import t
 
 from recipes.common.plot import (
     legend_order,
@@ -53,6 +56,8 @@ from shared_embeddings.utils.reading import read_yaml
 
 PAGE = "report.md"
 CLAIMS, CLAIMS_PAGE = RECIPES / "claims.yaml", RECIPES.parent / "docs" / "claims.md"
+_HOLDS, _FAILS, _WITHIN_NOISE = "holds", "does not hold", "within noise"
+_LEAST_FREEDOM = 2
 # Axes of the papers' figures that plot their tables.
 _AXES = {"ratio": "reduction ratio", "width": "width of the unique part, $U_d$"}
 
@@ -131,7 +136,7 @@ def read_all(runs: Path | None = None) -> dict[str, list[Record]]:
 
 
 def _best(records: Sequence[Record]) -> dict[str, str]:
-    """Return the quality of the plain table, and of the best of the compressed."""
+    """Return the quality of the plain table at its best learning rate, and of the best of the compressed."""
     key, *_ = [*by_importance(key for record in records for key in record["scores"]), ""]
     if (measure := find_measure(key)) is None:
         return {}
@@ -140,6 +145,9 @@ def _best(records: Sequence[Record]) -> dict[str, str]:
     plain = [record for record in scored if method_of(record) == BASELINE]
     plain.sort(key=lambda record: (not is_baseline(record["row"]), -record["counts"].get("stored_bits", 0)))
     best = next((record for record in scored if record not in plain), None)
+    if plain:
+        by_row = {record["row"]: record for record in scored}
+        plain = [by_row[best_setting(plain[0]["row"], by_row, key)]]
     return {
         "measure": measure.title,
         "plain table": measure.describe(plain[0]["scores"][key]) if plain else NONE,
@@ -231,8 +239,7 @@ def points_of(table: PrintedTable, paper: Paper, records: Mapping[str, Record]) 
 def comparisons(by_recipe: Mapping[str, list[str]]) -> Iterator[tuple[str, bool, str]]:
     """Yield the comparisons of recipes: row A, whether it is close, row B.
 
-    "A > B" holds if A is better than B by more than two trainings of one row differ; "A ~ B" holds if A is at
-    most `within` worse.
+    "A > B" says that A is better than B; "A ~ B" that A is at most `within` worse.
     """
     for recipe, texts in by_recipe.items():
         for text in texts:
@@ -242,39 +249,101 @@ def comparisons(by_recipe: Mapping[str, list[str]]) -> Iterator[tuple[str, bool,
             yield f"{recipe}/{first}", sign == "~", f"{recipe}/{second}"
 
 
-def verdict(
-    claim: Mapping[str, Any], records: Mapping[str, Record], noise: Mapping[str, float]
-) -> tuple[list[str], str]:
+def best_setting(row: str, records: Mapping[str, Record], key: str) -> str:
+    """Return the best of a row and its variants with other learning rates, by the validation set if known."""
+    variants = re.compile(re.escape(row) + r"(_(rate|adam)_\d+)?")
+    measured = [name for name in records if variants.fullmatch(name) and key in records[name]["scores"]]
+    if len(measured) < 2:
+        return row
+    measure = find_measure(key)
+    valid = f"valid_{key}" if all(f"valid_{key}" in records[name]["scores"] for name in measured) else key
+    choose = max if measure is not None and measure.higher_is_better else min
+    return choose(measured, key=lambda name: fmean(records[name]["scores"][valid]))
+
+
+class Noise:
+    """How much trainings of one row with several seeds differ: relative standard deviations, pooled.
+
+    Args:
+        records: all records by recipe and row.
+    """
+
+    def __init__(self, records: Mapping[str, Record]) -> None:
+        self._records, self._groups = records, defaultdict[tuple[str, ...], list[list[float]]](list)
+        for name, record in records.items():
+            recipe = name.partition("/")[0]
+            for key, scores in record["scores"].items():
+                if len(scores) > 1:
+                    for group in ((key, recipe, _rate(record)), (key, recipe), (key,)):
+                        self._groups[group].append([score / fmean(scores) for score in scores])
+
+    def threshold(self, first: str, second: str, key: str) -> float | None:
+        """Return the least relative difference of two rows that is real with 95 % (Student's t); None without
+        seeds.
+
+        Seeds count that have the task and the learning rate, else the task, else the measure, with at least
+        two degrees of freedom.
+        """
+        recipe, rates = first.partition("/")[0], {_rate(self._records[name]) for name in (first, second)}
+        groups = [(key, recipe, *rates)] if len(rates) == 1 else []
+        for group in [*groups, (key, recipe), (key,)]:
+            seeds = self._groups.get(group, [])
+            freedom = sum(len(scores) - 1 for scores in seeds)
+            if freedom >= _LEAST_FREEDOM:
+                deviation = math.sqrt(sum(variance(part) * (len(part) - 1) for part in seeds) / freedom)
+                trainings = [len(self._records[name]["scores"][key]) for name in (first, second)]
+                return float(t.ppf(0.975, freedom)) * deviation * math.sqrt(sum(1 / n for n in trainings))
+        return None
+
+
+def _rate(record: Record) -> str:
+    return str(record.get("config", {}).get("train", {}).get("learning_rate"))
+
+
+def verdict(claim: Mapping[str, Any], records: Mapping[str, Record], noise: Noise) -> tuple[list[str], str]:
     """Return our figures of a claim as lines of text, and whether it holds, given the records by row."""
     if "reason" in claim:
         return [], f"not tested: {claim['reason']}"
-    texts, holds = [], []
+    texts, outcomes = [], []
     for first, is_close, second in comparisons(claim["here"]):
         scores = {f"`{name.partition('/')[2]}`": records[name]["scores"] for name in (first, second)}
         keys = by_importance(key for measured in scores.values() for key in measured)
         key: str = claim.get("key") or next(iter(keys), "")
+        first, second = (best_setting(name, records, key) for name in (first, second))
+        scores = {f"`{name.partition('/')[2]}`": records[name]["scores"] for name in (first, second)}
         missing = [row for row, measured in scores.items() if key not in measured]
         recipe, measure = first.partition("/")[0], find_measure(key)
         if measure is None or missing:
             texts.append(f"{recipe}: {' and '.join(missing)} not run")
             continue
         ours, others = (fmean(measured[key]) for measured in scores.values())
-        gain = (ours - others) * (1 if measure.higher_is_better else -1)
-        allowed = float(claim["within"].removesuffix("%")) / 100 * others if is_close else 0.0
-        holds.append(gain >= -allowed if is_close else gain > noise.get(key, 0.0))
+        gain = (ours / others - 1) * (1 if measure.higher_is_better else -1)
+        gain += float(claim["within"].removesuffix("%")) / 100 if is_close else 0.0
+        least = noise.threshold(first, second, key)
+        if least is None or abs(gain) <= least:
+            outcomes.append(_WITHIN_NOISE)
+        else:
+            outcomes.append(_HOLDS if gain > 0 else _FAILS)
         shown = ", ".join(f"{row} {measure.describe(measured[key])}" for row, measured in scores.items())
-        texts.append(f"{recipe}: {shown}")
-    if not holds:
+        known = "unknown" if least is None else f"± {100 * least:.1f} %"
+        texts.append(f"{recipe}: {shown}; noise {known}: {outcomes[-1]}")
+    if not outcomes:
         return texts, "not run"
-    if all(holds):
-        return texts, "holds"
-    return texts, f"in part: {sum(holds)} of {len(holds)}" if any(holds) else "does not hold"
+    counts = Counter(outcomes)
+    decided = [outcome for outcome in (_HOLDS, _FAILS) if counts[outcome]]
+    if len(counts) == 1:
+        return texts, outcomes[0]
+    if len(decided) == 1:
+        return texts, f"{decided[0]} ({counts[decided[0]]} of {len(outcomes)}, others within noise)"
+    parts = [f"{counts[outcome]} {outcome}" for outcome in (_HOLDS, _FAILS, _WITHIN_NOISE) if counts[outcome]]
+    return texts, f"mixed: {', '.join(parts)}"
 
 
 def claims_table() -> str:
     """Return all claims as Markdown, a table for each paper."""
     content, parts = read_yaml(CLAIMS), []
     records = {f"{name}/{record['row']}": record for name, rows in read_all().items() for record in rows}
+    noise = Noise(records)
     cells = (cell for paper in read_papers() for _, cell in paper.cells if cell.is_own)
     # The figures that the papers' rows are judged by.
     printed = {cell.trained_by: [cell.figures[key] for key in by_importance(cell.figures)] for cell in cells}
@@ -286,7 +355,7 @@ def claims_table() -> str:
                 f"{printed[first][0]} {'and' if is_close else 'against'} {printed[second][0]}"
                 for first, is_close, second in comparisons(claim.get("paper", {}))
             )
-            texts, holds = verdict(claim, records, content["noise"])
+            texts, holds = verdict(claim, records, noise)
             source = f"{figure or 'a plot'} ({claim['source']})"
             lines.append([claim["claim"], source, "<br>".join(texts) or NONE, holds])
         frame = pd.DataFrame(lines, columns=["claim", "in the paper", "here", "verdict"])

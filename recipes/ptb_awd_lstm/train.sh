@@ -4,4 +4,4 @@
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../common/environment.sh"
 # shellcheck disable=SC2086  # several options
-exec "$PYTHON" ${TORCHRUN:+-m torch.distributed.run $TORCHRUN} -m recipes ptb_awd_lstm train "$@"
+exec "$PYTHON" ${TORCHRUN:+-m lm.train.launch $TORCHRUN} -m recipes ptb_awd_lstm train "$@"

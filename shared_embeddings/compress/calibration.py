@@ -5,7 +5,8 @@ by about ``δ M δᵀ / 2`` times the importance of the word: how often it is re
 its shares p of predictions, which words that no text contains have, too. M = H + F: the output side has H,
 the mean of ``(1 - sum p²) h hᵀ`` over the hidden states h that are scored with the shares p; the input side
 has F, the mean of ``g gᵀ`` over the gradients g, with respect to the vector that was looked up, of the
-log-probability of a word that the model itself draws (the Fisher information).
+log-probability of a word that the model itself draws (the Fisher information). Where rows are not those of
+words, but of hashed n-grams, the importance of a row is how often it is read.
 `shared_embeddings.quant.metric` rounds with it.
 
 Axes: ``n`` predictions, ``S`` width of the hidden states, ``D`` model dimension, ``V`` vocabulary.
@@ -38,9 +39,9 @@ class Calibration(NamedTuple):
     """What errors of a table count."""
 
     metric: Tensor  # ``(D, D)``, of rows
-    shares: (
-        Tensor  # ``(V,)``, of words, by their shares of predictions; zeros for a table that does not score
-    )
+    # ``(V,)``, of words, by their shares of predictions; of look-ups for rows that are not those of words;
+    # zeros for other tables that do not score.
+    shares: Tensor
 
 
 def calibrate(
@@ -67,7 +68,7 @@ def calibrate(
         def keep(_: nn.Module, __: Any, output: Tensor) -> Tensor:
             leaf = output.detach().requires_grad_()
             vectors.append((name, scale, leaf))
-            return leaf
+            return leaf.clone()  # BLT changes it in place
 
         return keep
 
@@ -108,9 +109,12 @@ def calibrate(
         bar.close()
         for hook in hooks:
             hook.remove()
+    shares_of = {name: sums_of_words / max(read, 1) for name, sums_of_words in of_words.items()}
+    if not all(table.words for table in tables):
+        counted = model.count_rows(texts, seed)
+        shares_of |= {name: normalized(counts).float() for name, counts in counted.items()}
     measured = {
-        name: Calibration(parts.sum(dim=0) / max(read, 1), of_words[name] / max(read, 1))
-        for name, parts in sums.items()
+        name: Calibration(parts.sum(dim=0) / max(read, 1), shares_of[name]) for name, parts in sums.items()
     }
     return {name: calibration for name, calibration in measured.items() if bool(calibration.metric.any())}
 

@@ -47,7 +47,7 @@ class EmbeddingTable:
 
     name: str  # the host's name for it
     uses: tuple[str, ...]  # where the model uses it, such as "input" and "output"
-    words: Sequence[str]  # in the order of their ids
+    words: Sequence[str]  # in the order of their ids; empty if rows are not those of words, but of hashes
     table: Tensor  # ``(V, D)``, its values
     padding_idx: int | None  # the word without a vector, or None
     is_scored: bool  # whether the model's output is tied to it
@@ -106,6 +106,10 @@ class TrainedModel(StoredModel, Protocol):
 
     def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
         """Return about so many predictions in texts, or without texts in what the model generates."""
+
+    def count_rows(self, texts: Sequence[Path] | None, seed: int) -> Mapping[str, Tensor]:
+        """Return how often each row ``(V,)`` is read with texts, by name of the tables without words."""
+        return {}
 
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
         """Put one embedding per table into the model; return notes about other changes."""

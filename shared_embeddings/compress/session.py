@@ -149,6 +149,9 @@ class Session:
         counted |= {name: trained.count_text([path]) for name, path in self.general_texts.items()}
         usage: dict[str, dict[str, Tensor]] = {}
         for table in self.tables:
+            if not table.words:  # calibration counts how often its rows are read
+                usage[table.name] = {}
+                continue
             shares = {
                 name: normalized(counts_of(table.words, counts, table.sentence_marks) - 1)
                 for name, counts in counted.items()
@@ -165,7 +168,7 @@ class Session:
         """Return how often tokens are expected ``(V,)``; None if nothing is known about them.
 
         Args:
-            shares: ``(V,)`` of predictions, from a calibration.
+            shares: ``(V,)`` of predictions, or of look-ups in a table without words, from a calibration.
         """
         parts = dict(self.usage[table.name])
         if shares is not None and bool(shares.any()):
@@ -277,7 +280,8 @@ class Session:
         begin_phase("measuring the original")
         tokens = PREDICTIONS if self.measured_texts else GENERATED
         if not self._has_scored_words:
-            tokens = min(tokens, _MOST_SCORES // max(len(table.table) for table in self.tables))
+            rows = (len(table.table) for table in self.tables if table.words)
+            tokens = min(tokens, _MOST_SCORES // max(rows, default=1))
         texts = self.measured_texts or None
         return Comparison(
             self.trained, validation, texts, self.options.seed, tokens, lists, self._scoring_original
@@ -300,7 +304,7 @@ class Session:
 
     @property
     def _has_scored_words(self) -> bool:
-        sizes = {len(table.table) for table in self.tables}
+        sizes = {len(table.table) for table in self.tables if table.words}
         # Deeper embeddings score tokens by other rows.
         is_whole = all(table.part is None for table in self.tables)
         is_scored = any(table.is_scored for table in self.tables)
@@ -322,7 +326,8 @@ class Session:
         """
         if not self._has_scored_words or read is None:
             return None
-        count, counts = len(self.tables[0].table), self.counts_of(self.tables[0])
+        table = next(table for table in self.tables if table.words)
+        count, counts = len(table.table), self.counts_of(table)
         order = torch.arange(count) if counts is None else counts.argsort(descending=True)
         # All that are certain to be there stand for themselves, and each of the others for several.
         certain = torch.cat([read, order[:_FREQUENT]]).unique()
@@ -352,7 +357,7 @@ class Session:
         calibration = self.calibrations.get(table.name) if is_calibrated else None
         return {
             "padding_idx": table.padding_idx,
-            "words": table.words,
+            "words": table.words or None,
             "token_counts": self.counts_of(table, None if calibration is None else calibration.shares),
             "metric": None if calibration is None else calibration.metric,
         }

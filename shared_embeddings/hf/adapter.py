@@ -30,6 +30,7 @@ from shared_embeddings.hf.coded_tables import coded_table, is_in
 from shared_embeddings.hf.quality import (
     LONGEST_WINDOW,
     computing,
+    count_lookups,
     most_tokens,
     negative_log_likelihoods,
     samples,
@@ -49,6 +50,7 @@ from shared_embeddings.hf.word_layers import (
     find_entry,
     find_tables,
     from_entry,
+    has_words,
     place,
     without_weights,
 )
@@ -125,13 +127,14 @@ class FolderModel(host.TrainedModel):
         return [
             WordEmbedding(name, self.vocabulary.words(module.num_embeddings), module.padding_idx, module)
             for name, module in modules.items()
+            if has_words(name)
         ]
 
     def tables(self) -> list[host.EmbeddingTable]:
         if self.is_compressed:
             raise UserError(f"model {self.path}: is already compressed; compress the original model instead")
         if self.vocabulary.tokenizer is not None:
-            rows = max(len(table.weight) for table in self._tables.values())
+            rows = max(len(table.weight) for table in self._tables.values() if has_words(table.name))
             with folder.reading(self.path):
                 check_tokens(self.vocabulary.tokenizer.get_vocab(), rows)
         with computing(self.module):
@@ -140,7 +143,7 @@ class FolderModel(host.TrainedModel):
             host.EmbeddingTable(
                 name=table.name,
                 uses=(*table.placement.inputs, *table.placement.outputs),
-                words=self.vocabulary.words(len(table.weight)),
+                words=self.vocabulary.words(len(table.weight)) if has_words(table.name) else (),
                 table=table.weight.detach(),
                 padding_idx=None,  # a padding word is like any other
                 is_scored=bool(table.placement.outputs),
@@ -209,6 +212,14 @@ class FolderModel(host.TrainedModel):
             for name, table in self._tables.items()
         }
         return dataclasses.replace(predictions, lookups=lookups)
+
+    def count_rows(self, texts: Sequence[Path] | None, seed: int) -> dict[str, Tensor]:
+        layers = {
+            name: self.module.get_submodule(path)
+            for name, table in self._tables.items()
+            for path in (() if has_words(name) else table.placement.inputs)
+        }
+        return count_lookups(self.module, self.vocabulary, layers, texts, seed)
 
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
         for name, embedding in fitted.items():
@@ -329,11 +340,14 @@ class FolderModel(host.TrainedModel):
                 key: part.to(kind) if part.is_floating_point() else part for key, part in layers.items()
             }
         paths = [path for name in coded for path in (*placements[name].inputs, *placements[name].outputs)]
+        weights, settings = [f"{path}.weight" for path in paths], runtime.settings(paths, grid)
         plain = dense_model(self.module)
+        if settings.get("tie_word_embeddings") is False:  # which unties other tensors, too
+            tied = [name for name in plain.all_tied_weights_keys if name not in weights]
+            layers |= {name: plain.get_parameter(name).detach() for name in tied}
         with replacing(output) as temporary:
             folder.save_pretrained(plain, temporary)
-            weights = [f"{path}.weight" for path in paths]
-            folder.replace_tensors(temporary, weights, layers, runtime.settings(paths, grid))
+            folder.replace_tensors(temporary, weights, layers, settings)
             folder.copy_files(folder.other_files(self.path), temporary)
             write_card(self.path, temporary, "Word embeddings compressed", card, runtime)
 

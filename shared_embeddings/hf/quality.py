@@ -6,8 +6,8 @@ Axes: ``B`` texts of a batch, ``T`` tokens of each or of a window, ``V`` vocabul
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ _LONGEST, _SENTENCE, _RANDOM = 256, 50, 4
 _TOGETHER = 256
 # The maximum length of an output: _RATIO times the longest encoder input, plus _MORE.
 _RATIO, _MORE = 1.5, 5
+# Tokens of which look-ups are counted: more than are predicted, since the layers after them do not run.
+_COUNTED = 100_000
 # One in _MASKED tokens is masked for a masked language model (BERT: 15 %).
 _MASKED = 7
 # At least so many tokens of a line are expected; of many texts, so many are neighbors of each other.
@@ -126,6 +128,53 @@ def samples(
         tokens=positions.numel() if texts else 0,
         has_targets=has_targets,
     )
+
+
+class _AllRead(Exception):
+    """All tables have been read, so that the rest of a model need not run."""
+
+
+@torch.no_grad()
+def count_lookups(
+    model: Any,
+    vocabulary: TokenVocabulary,
+    layers: Mapping[str, nn.Module],
+    texts: Sequence[Path] | None,
+    seed: int,
+) -> dict[str, Tensor]:
+    """Return how often layers look up each row ``(V,)``, by name, when a model reads texts.
+
+    After a first batch, the model stops at the last of these look-ups.
+    """
+    counts = {name: torch.zeros(module.num_embeddings) for name, module in layers.items()}
+    calls, calls_of_batch = 0, 0
+
+    def count(name: str, ids: Tensor) -> None:
+        nonlocal calls
+        counts[name].index_add_(0, ids.flatten().cpu(), torch.ones(ids.numel()))
+        calls += 1
+        if calls == calls_of_batch:
+            raise _AllRead
+
+    inputs, _, _ = _decoder_or_encoder_inputs(
+        model, vocabulary, texts, seed, PREDICTIONS if texts is None else _COUNTED
+    )
+    ids = inputs["input_ids"]
+    hooks = [
+        module.register_forward_hook(lambda _, inputs, __, name=name: count(name, inputs[0]))
+        for name, module in layers.items()
+    ]
+    try:
+        with computing(model):
+            for block in ids.split(max(1, _TOGETHER // ids.size(1))):
+                calls = 0
+                with suppress(_AllRead):
+                    model.eval()(input_ids=block)
+                calls_of_batch = calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return counts
 
 
 @contextmanager

@@ -98,14 +98,18 @@ class TableQuantizer(HfQuantizer):
         entry = self.quantization_config.to_dict()
         with torch.device("cpu"):  # transformers builds models on the meta device
             tables = embedding_tables(entry, checkpoint_files or ())
+        # transformers writes the placeholder of a table in shards where it does so for the table.
         self._conversions = [
-            WeightConverter([f"^{name}$"], [name], [_Table(table)]) for name, table in tables.items()
+            WeightConverter(
+                [f"^{name}$", f"^{name.removesuffix('.weight')}.shard_*.weight$"], [name], [_Table(table)]
+            )
+            for name, table in tables.items()
         ]
         ignored = {rf"^{ENTRY}\.", f"^{HEADER}$", *(f"^{name}$" for name in tables)}
         model._keys_to_ignore_on_load_unexpected.update(ignored)
 
-    def get_weight_conversions(self) -> list[WeightConverter]:
-        return self._conversions
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
+        return [*self._conversions, *weight_conversions]
 
     def _process_model_after_weight_loading(self, model: Any, **settings: Any) -> None:
         model._weight_conversions = [

@@ -31,6 +31,8 @@ from shared_embeddings.hf.word_layers import (
     find_entry,
     first_position,
     from_entry,
+    further_layers,
+    has_words,
     without_weights,
 )
 from shared_embeddings.quant.storage import HEADER, pack, packing_of, unpack
@@ -242,6 +244,11 @@ def word_axes(model: Any) -> dict[str, int | None]:
                 setattr(text, name, getattr(text, name) + 1)
         return {name: tensor.shape for name, tensor in without_weights(kind, wider).state_dict().items()}
 
+    if hashed := [name for name in further_layers(model) if not has_words(name)]:
+        raise UserError(
+            f"{kind.__name__}: looks up {' and '.join(hashed)} by hashes of the ids of tokens, which "
+            "trimming would change; this model cannot be trimmed, only compressed"
+        )
     text, before = config.get_text_config(), shapes()
     trimmed = ("vocab_size", text.attribute_map.get("vocab_size"), *_SIDES)
     for name, size in text.to_dict().items():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -31,6 +32,14 @@ KEY = "quantization_config"
 _TESTED_WORDS = 8
 # The largest relative difference of two equal tables in float32.
 _ROUNDING = 1e-5
+# Input layers beside the first one, by the ends of their paths, and names for their tables. Rows of the last
+# two are not those of tokens: several tokens are hashed to the number of a row.
+_FURTHER_LAYERS = {
+    "embed_tokens_per_layer": "per_layer_words",  # Gemma 3n and 4
+    "value_embeddings": "value_words",  # NeoMME
+    "ngram_embedding": "ngrams",  # Qwen4-Exp
+    "encoder_hash_tok_embedding": "ngrams",  # BLT
+}
 # What adapters do with the rows of a table.
 _USES_OF_ROWS = {
     *("__getitem__", "add", "add_", "__iadd__", "index_copy", "index_copy_"),
@@ -58,8 +67,8 @@ class Placement:
 class WordTable:
     """One table of a model."""
 
-    # "words" for a single table, else "input_words", "decoder_words" or "output_words", by its layer, and
-    # "per_layer_words". Layers of models have no such names, by which PEFT chooses those that it adapts.
+    # "words" for a single table, else "input_words", "decoder_words" or "output_words", by its layer; others
+    # as in `further_layers`. Layers of models have no such names, by which PEFT chooses those that it adapts.
     name: str
     weight: Tensor  # ``(V, D)``, its values
     placement: Placement  # the modules that use it
@@ -70,21 +79,21 @@ class WordTable:
 
 def find_tables(model: Any) -> list[WordTable]:
     """Return the embedding tables of a model: one if input and output are tied or nothing scores words, else
-    one for each; and that of Gemma 3n and 4 with vectors for every layer.
+    one for each; and those of its `further_layers`.
     """
     kind = type(model).__name__
     weights: dict[int, tuple[str, nn.Parameter]] = {}
-    named = model.named_modules()
-    of_layers = [("per_layer", layer) for path, layer in named if path.endswith("embed_tokens_per_layer")]
-    for name, layer in _word_layers(model) + of_layers:
+    sides = [(f"{side}_words", layer) for side, layer in _word_layers(model)]
+    further = further_layers(model)
+    for name, layer in [*sides, *further.items()]:
         weight = getattr(layer, "weight", None)
         if not isinstance(layer, (nn.Embedding, nn.Linear)) or not isinstance(weight, nn.Parameter):
             raise UserError(
-                f"{kind}: its {name} layer is a {type(layer).__name__}, which cannot be replaced; use a "
+                f"{kind}: its layer for {name} is a {type(layer).__name__}, which cannot be replaced; use a "
                 "model with nn.Embedding and nn.Linear"
             )
         weights.setdefault(id(weight), (name, weight))
-    is_single = len(weights) - len(of_layers) == 1
+    is_single = len(weights) - len(further) == 1
     tables = []
     for name, weight in weights.values():
         inputs: dict[str, float] = {}
@@ -102,9 +111,26 @@ def find_tables(model: Any) -> list[WordTable]:
                     f"{kind}: {path} is a {type(module).__name__} with the word table, which cannot be "
                     "replaced"
                 )
-        of_side = "words" if is_single and name == "input" else f"{name}_words"
+        of_side = "words" if is_single and name == "input_words" else name
         tables.append(WordTable(of_side, weight, Placement(inputs, tuple(outputs))))
     return tables
+
+
+def has_words(table: str) -> bool:
+    """Return whether the rows of a table with a name are those of tokens."""
+    return not table.startswith("ngrams")
+
+
+def further_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the input layers of a model beside the first one, by the names of their tables.
+
+    These have the number of a layer of the model, such as "ngrams_1".
+    """
+    layers = {}
+    for path, layer in model.named_modules():
+        if name := _FURTHER_LAYERS.get(path.rpartition(".")[2]):
+            layers["_".join([name, *re.findall(r"\d+", path)])] = layer
+    return layers
 
 
 def _word_layers(model: Any) -> list[tuple[str, Any]]:

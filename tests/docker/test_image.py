@@ -391,7 +391,7 @@ def test_each_machine_has_its_own_ranks(commands: Path) -> None:
 def test_language_models_use_torchrun(commands: Path) -> None:
     where = {"NODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "7"}
     launcher = (
-        "python -m torch.distributed.run --nnodes 2 --node-rank 1 --nproc-per-node 4 "
+        "python -m lm.train.launch --nnodes 2 --node-rank 1 --nproc-per-node 4 "
         "--master-addr a --master-port 7 -m "
     )
     result = enter(commands, "distributed", "lm_train", "-config", "a.yaml", **where)

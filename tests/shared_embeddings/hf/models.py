@@ -92,6 +92,13 @@ KINDS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "gpt2": ("GPT2LMHeadModel", {"vocab_size": WORDS, "n_embd": DIM, "n_layer": 1, "n_head": 2}, ["words"]),
     "bert": ("BertForMaskedLM", _BERT, ["words"]),
     "albert": ("AlbertForMaskedLM", {**_BERT, "hidden_size": 24, "embedding_size": DIM}, ["words"]),
+    # With a table of values for attention, and settings that name the tokens of pictures.
+    "neomme": (
+        "NeoMMEForMaskedLM",
+        {**_DECODER, "hidden_size": 24, "head_dim": DIM, "embedding_rank": DIM, "embedding_dim": 8}
+        | {"layer_types": ["full_attention"]},
+        ["value_words", "words"],
+    ),
     "t5": ("T5ForConditionalGeneration", _T5, ["words"]),
     "t5_untied": (
         "T5ForConditionalGeneration",
@@ -147,6 +154,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Mamba2ForCausalLM": {
         **{"vocab_size": WORDS, "hidden_size": DIM, "num_hidden_layers": 1, "num_heads": 4, "head_dim": 8},
         **{"state_size": 4, "n_groups": 1, "chunk_size": 4, "pad_token_id": 0},
+    },
+    # Hashed n-grams of two layers, and of bytes.
+    "Qwen4ExpForCausalLM": {
+        **{**_MOE, "num_hidden_layers": 3, "shared_expert_intermediate_size": 24, "pad_token_id": 0},
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        **{f"linear_num_{part}_heads": 2 for part in ("key", "value")},
+        **{f"linear_{part}_head_dim": 8 for part in ("key", "value")},
+        **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8},
+        **{"indexer_compress_ratio": 2, "hc_count": 2, "hc_lowrank": 4, "eos_token_id": 1},
+        **{"ple_layer_ids": [1, 2], "ple_embed_dim": 4 * DIM, "heads_per_ngram": 2},
+        **{"ngram_vocab_size_base": 90, "make_ngram_vocab_size_divisible_by": 4, "split_ngram_parts": 3},
+    },
+    "BltForCausalLM": {
+        **{f"{part}_config": {**_BERT, "hidden_size_global": 32} for part in ("encoder", "decoder")},
+        **{"patcher_config": _BERT, "global_config": {**_BERT, "hidden_size": 32}, "vocab_size": WORDS},
+        **{"encoder_hash_byte_group_size": [2, 3], "encoder_hash_byte_group_vocab": 170},
+        **{"num_hidden_layers": 1, "pad_token_id": 0},
     },
     "Qwen2MoeForCausalLM": {**_MOE, "shared_expert_intermediate_size": 24},
     "BloomForCausalLM": {"vocab_size": WORDS, "hidden_size": DIM, "n_layer": 1, "n_head": 2},
@@ -230,7 +254,10 @@ def shrink(
     if method == "projective":
         options.setdefault("rank", 6)
     fitted = {
-        name: se.build(method, num_embeddings=WORDS, embedding_dim=width, **options).eval() for name in tables
+        name: se.build(
+            method, num_embeddings=len(table.weight), embedding_dim=table.weight.size(1), **options
+        ).eval()
+        for name, table in tables.items()
     }
     place(model, fitted, {name: table.placement for name, table in tables.items()})
     folder.mkdir()
@@ -349,6 +376,7 @@ TRIMMED: dict[str, tuple[Callable[[], Any], str, Callable[[int], dict[str, Any]]
         lambda words: {"vocab_size": words, "decoder_start_token_id": words - 1, **_POSITIONS},
     ),
     "bert": (wordpiece, "AutoModelForMaskedLM", lambda words: {"vocab_size": words, **_POSITIONS}),
+    "neomme": (wordpiece, "AutoModelForMaskedLM", lambda words: {"vocab_size": words, **_POSITIONS}),
 }
 
 
@@ -367,8 +395,10 @@ def save(folder: Path, kind: str, **how: Any) -> Path:
     torch.manual_seed(5)
     tokenizer = TRIMMED[kind][0]()
     model = make_model(kind, len(tokenizer))
+    drawn = ("bias", "embed_tokens.weight", "shared.weight")
+    drawn += ("value_embeddings.weight", "output_projection.o_proj.weight")  # zero in new models
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if name.endswith(("bias", "embed_tokens.weight", "shared.weight")):
+        if name.endswith(drawn):
             torch.nn.init.normal_(tensor, std=0.5)
     model.save_pretrained(folder, **how)
     tokenizer.save_pretrained(folder)

@@ -133,6 +133,45 @@ def test_models_that_cannot_be_probed_are_compressed(
     torch.testing.assert_close(scores(hf.load(tmp_path / "same")), scores(model), atol=1e-5, rtol=0)
 
 
+# Models with input tables beside that of words, and all their tables.
+FURTHER = {
+    "gemma4": ["per_layer_words", "words"],
+    "Gemma3nForCausalLM": ["per_layer_words", "words"],
+    "neomme": ["value_words", "words"],
+    "BltForCausalLM": ["input_words", "ngrams", "output_words"],
+    "Qwen4ExpForCausalLM": ["input_words", "ngrams_0", "ngrams_1", "output_words"],
+}
+
+
+@pytest.mark.slow_except("BltForCausalLM")
+@pytest.mark.parametrize("kind", FURTHER)
+def test_all_tables_in_8_bits(tmp_path: Path, kind: str, words: Path) -> None:
+    """Scores and generated texts are the same; files are smaller by what the report says."""
+    model, small, again = write(kind, tmp_path / "model"), tmp_path / "small", tmp_path / "again"
+    add_tokenizer(tmp_path / "model")
+    asked = ["--bits", 8, "--text", words, "--only-text", "--report", tmp_path / "report.json"]
+    assert compress(tmp_path / "model", "quantized", small, *asked) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["calibration"].startswith("calibrated on text")
+    for table in report["tables"]:
+        assert table["stored_bytes"]["after"] < 0.35 * table["stored_bytes"]["before"]
+    saved = sum(
+        table["stored_bytes"]["before"] - table["stored_bytes"]["after"] for table in report["tables"]
+    )
+    files = [tmp_path / folder / "model.safetensors" for folder in ("model", "small")]
+    before, after = (sum(tensor.nbytes for tensor in load_file(file).values()) for file in files)
+    assert before - after == pytest.approx(saved, rel=0.02)
+    hf.load(small).save_pretrained(again)
+    for folder in (small, again):
+        same, info = type(model).from_pretrained(folder, output_loading_info=True)
+        assert not any(info.values()) and sorted(same.shared_embeddings) == FURTHER[kind]
+        # Rows that are read seldom have less than 8 bits.
+        assert (scores(same) - scores(model)).norm() < 0.03 * scores(model).norm()
+        if model.can_generate():
+            asked_for = {"attention_mask": torch.ones_like(IDS), "max_new_tokens": 4, "do_sample": False}
+            assert torch.equal(same.generate(IDS, **asked_for), model.generate(IDS, **asked_for))
+
+
 @pytest.mark.slow_except("qwen2")
 @pytest.mark.parametrize("kind", ["qwen2", "gemma4", "t5_untied", "marian", "marian_two_vocabularies"])
 def test_a_quarter_of_the_bytes(tmp_path: Path, kind: str) -> None:

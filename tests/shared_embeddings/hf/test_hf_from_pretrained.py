@@ -174,6 +174,7 @@ FOLDERS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "trellis_5bits": ("bart", "int8", "quantized", {"bits": 5}),
     "two_tables": ("t5_untied", "fp16", "quantized", {"bits": 1.5}),
     "other_names": ("gpt_neox", "fp16", "quantized", {"bits": 4}),
+    "shards": ("Qwen4ExpForCausalLM", "fp16", "quantized", {"bits": 4}),
 }
 
 # Loads a folder, saves it, loads the plain model, and writes the scores of both.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -140,6 +141,64 @@ def test_models_of_every_kind_are_calibrated(tmp_path: Path, words: Path, kind: 
     assert not any(
         layer._forward_hooks or layer._forward_pre_hooks for layer in [*lookups, output] if layer is not None
     )
+
+
+def hashed_rows(kind: str, model: Any, ids: list[int]) -> dict[str, list[int]]:
+    """The rows that a model reads with ids, by table, in whole numbers of Python."""
+
+    def wrapped(number: int) -> int:
+        return (number + 2**63) % 2**64 - 2**63
+
+    if kind == "BltForCausalLM":  # a polynomial of so many bytes, and a part of the table for each
+        windows = [(size, [0] * (size - 1) + ids) for size in (2, 3)]
+        hashes = [
+            wrapped(sum(word * (10**9 + 7) ** power for power, word in enumerate(read[place : place + size])))
+            % 170
+            + 170 * number
+            for number, (size, read) in enumerate(windows)
+            for place in range(len(ids))
+        ]
+        return {"ngrams": hashes}
+    rows: dict[str, list[int]] = {}
+    end = 1  # before which nothing is seen
+    for layer in (0, 1):
+        table, read = model.model.layers[layer].ple.ple_embedding, [end, end, *ids]
+        factors = table.layer_multipliers.tolist()
+        rows[f"ngrams_{layer}"] = []
+        for place, head in itertools.product(range(2, len(read)), range(4)):
+            mixed = read[place] * factors[0]
+            for back in range(1, 2 + head // 2):
+                is_seen = end not in read[place - back : place]
+                mixed ^= (read[place - back] if is_seen else end) * factors[back]
+            row = wrapped(mixed) % table.head_vocab_sizes[head] + table.head_offsets[head]
+            rows[f"ngrams_{layer}"].append(row)
+    return rows
+
+
+@pytest.mark.parametrize("kind", ["BltForCausalLM", "Qwen4ExpForCausalLM"])
+def test_look_ups_of_hashed_rows_are_counted(tmp_path: Path, words: Path, kind: str) -> None:
+    """In all of a text, and in calibration; without hooks that stay."""
+    write(kind, tmp_path / "model")
+    add_tokenizer(tmp_path / "model")
+    model = FolderModel(tmp_path / "model")
+    inputs = {}
+    hook = model.module.get_input_embeddings().register_forward_pre_hook(
+        lambda _, ids: inputs.update({len(inputs): ids[0]})
+    )
+    with hook:
+        counts = model.count_rows([words], 1)
+    texts = [row for ids in inputs.values() for row in ids.tolist()]
+    assert sum(map(len, texts)) == 50
+    wanted = {name: torch.zeros(len(count)) for name, count in counts.items()}
+    for ids in texts:
+        for name, rows in hashed_rows(kind, model.module, ids).items():
+            wanted[name] += torch.tensor(rows).bincount(minlength=len(wanted[name]))
+    assert all(torch.equal(counts[name], wanted[name]) for name in wanted) and wanted
+    calibrations = calibrate(model, model.tables(), [words], 1, progress=False)
+    for name, count in counts.items():
+        torch.testing.assert_close(calibrations[name].shares, count / count.sum())
+        assert float(calibrations[name].metric.trace()) > 0
+    assert not any(layer._forward_hooks for layer in model.module.modules())
 
 
 def test_the_best_candidate_is_tried_without_calibration(

@@ -24,9 +24,11 @@ from shared_embeddings.hf.word_layers import without_weights
 from shared_embeddings.quant.storage import HEADER
 from tests.helpers import main
 from tests.shared_embeddings.hf.models import (
+    FAMILIES,
     KINDS,
     TRIMMED,
     add_tokenizer,
+    byte_level,
     compress,
     error_line,
     log_probabilities,
@@ -147,6 +149,22 @@ def test_second_vocabularies_fail() -> None:
     )
     with pytest.raises(ValueError, match=r"a second vocabulary \(vocab_size_per_layer_input: 280\)"):
         word_axes(without_weights(transformers.Gemma3nForCausalLM, config))
+
+
+@pytest.mark.parametrize(
+    ("kind", "tables"), [("BltForCausalLM", "ngrams"), ("Qwen4ExpForCausalLM", "ngrams_0 and ngrams_1")]
+)
+def test_rows_that_are_not_words_fail(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], kind: str, tables: str
+) -> None:
+    """Other ids of tokens would have other hashes."""
+    chosen = getattr(transformers, kind)
+    config = chosen.config_class(**{**FAMILIES[kind], "vocab_size": 600})
+    chosen(config).save_pretrained(tmp_path / "model")
+    byte_level().save_pretrained(tmp_path / "model")
+    asked = ["--model", tmp_path / "model", "--text", text, "--output", tmp_path / "out"]
+    assert f"{kind}: looks up {tables} by hashes of the ids of tokens" in error_line(capsys, trim, *asked)
+    assert not (tmp_path / "out").exists()
 
 
 def test_models_with_submodels_fail(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
