@@ -27,7 +27,7 @@ from shared_embeddings.quant.storage import ROW_SCALES, packed_bytes
 from shared_embeddings.registry import build, register
 from shared_embeddings.spec import Candidate, EmbeddingOptions, Presets, SearchGrid
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.options import option, require
+from shared_embeddings.utils.options import option, parse_options, require
 from shared_embeddings.utils.progress import progress_bar
 
 DEFAULT_CODEC, DEFAULT_GROUP = "trellis", 32
@@ -377,7 +377,7 @@ class QuantizedEmbedding(SharedEmbedding):
 
     @staticmethod
     @torch.no_grad()
-    def learn(sample: Tensor, options: dict[str, Any]) -> QuantizedEmbedding:
+    def learn(sample: Tensor, options: Mapping[str, Any]) -> QuantizedEmbedding:
         """Return what rows like those of a sample ``(n, D)`` share, without codes of any row.
 
         All rows have the same bits.
@@ -386,24 +386,24 @@ class QuantizedEmbedding(SharedEmbedding):
             options: of `quantized`.
 
         Raises:
-            OptionError: the codec has no such bits.
+            OptionError: an option is unknown or impossible, or the codec has no such bits.
         """
-        sizes = {"num_embeddings": len(sample), "embedding_dim": sample.size(1)}
-        asked = QuantizedOptions(**options)
-        rate, rates = asked.bits, asked.layout(*sizes.values())[0].rates
+        asked = parse_options("quantized", QuantizedOptions, options)
+        rate, rates = asked.bits, asked.layout(*sample.shape)[0].rates
         require(
             rate in rates,
             f"option 'bits' is {rate:g}, but all rows of a large table have the same bits, and codec "
             f"{asked.codec} has {', '.join(f'{bits:g}' for bits in rates if bits)}; choose one of these",
         )
-        options["words_per_width"] = [len(sample) * (other == rate) for other in RATES]
-        draft: Any = build("quantized", **{**sizes, **options})
+        counts = [len(sample) * (other == rate) for other in RATES]
+        sizes: dict[str, Any] = {"num_embeddings": len(sample), "embedding_dim": sample.size(1)}
+        draft: Any = build("quantized", **sizes, **{**options, "words_per_width": counts})
         limit = _code_bytes(draft.codec, draft.word_counts)
         codec, _ = draft.codec.fit(
             sample, rate, None, None, lambda codec, counts: _code_bytes(codec, counts) <= limit
         )
         layout = {"directions": list(codec.layout)} if codec.layout else {}
-        made: Any = build("quantized", **{**sizes, **options, **layout})
+        made: Any = build("quantized", **sizes, **{**options, **layout, "words_per_width": counts})
         rotated = torch.cat([rotate(rows, made.signs) for rows in sample.split(BLOCK)])
         for name, values in made.codec.learn(rotated, torch.full((len(sample),), rate)).items():
             made.get_parameter(name).copy_(values)
