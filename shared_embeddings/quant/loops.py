@@ -18,7 +18,7 @@ from shared_embeddings.quant import lanes
 _FAR = np.float32(1e30)
 # A cost in words that is too high for a path, and the most that a step may add to one.
 _HIGH = 2**15
-_STATES, _START_BITS = 2**11, 8
+_STATES, _START_BITS = 2**11, 8  # constants of `shared_embeddings.quant.codecs.trellis`
 
 _compiled = numba.njit(nogil=True, cache=True, fastmath=True, error_model="numpy")
 
