@@ -39,6 +39,8 @@ NEON (128 bits each). LLVM chooses about these instructions::
     sitofp               sitofp                       vcvtdq2ps                   scvtf
     add_floats           fadd                         vaddps                      fadd
     broadcast_float      load, shufflevector          vbroadcastss                ld1r
+    add_products         fmul, fadd contract          vfmadd                      fmla
+    hadamard             shufflevector, fmul, fadd    vpermps, vfmadd             ext, fmla
     add_squared_errors   fsub, fmul, fadd contract    vsubps, vmulps, vfmadd      fsub, fmul, fmla
     min_floats           fcmp, select                 vminps                      fcmgt, bsl
     min_words            llvm.umin                    vpminuw                     umin
@@ -347,9 +349,25 @@ def _add_squared_errors(builder: Any, costs: Any, entries: Any, numbers: Any, we
     return builder.fadd(costs, squares, flags=fused)
 
 
+def _hadamard(builder: Any, floats: Any) -> Any:
+    for distance in (2**level for level in range(FLOATS.bit_length() - 1)):
+        others = _shufflevector(builder, floats, floats, [place ^ distance for place in range(FLOATS)])
+        signs = ir.Constant(_FLOATS, [-1.0 if place & distance else 1.0 for place in range(FLOATS)])
+        floats = builder.fadd(others, builder.fmul(floats, signs, flags=("contract",)), flags=("contract",))
+    return floats
+
+
 add_ints = _operation(_ints, lambda builder, a, b: builder.add(a, b))
 sitofp = _operation(_floats, lambda builder, ints: builder.sitofp(ints, _FLOATS))
 add_floats = _operation(_floats, lambda builder, a, b: builder.fadd(a, b))
+add_products = _operation(
+    _floats,
+    lambda builder, sums, a, b: builder.fadd(
+        sums, builder.fmul(a, b, flags=("contract",)), flags=("contract",)
+    ),
+)
+sub_floats = _operation(_floats, lambda builder, a, b: builder.fsub(a, b))
+hadamard = _operation(_floats, _hadamard)  # the product with a Hadamard matrix of ones
 min_floats = _operation(_floats, lambda builder, a, b: builder.select(builder.fcmp_ordered("<", a, b), a, b))
 add_squared_errors = _operation(_floats, _add_squared_errors)
 # An integer where the first floats are lower, else the ints of a vector.
