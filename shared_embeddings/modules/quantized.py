@@ -264,19 +264,28 @@ class QuantizedEmbedding(SharedEmbedding):
         return dense(self.get_buffer(self.code_names[rate]))
 
     def rows(self, ids: Tensor) -> Tensor:
-        [rate, *others], books = self.word_counts, self._shared().books
-        scales = F.embedding(ids, self.word_scales)
-        if others or not rate or not kernels.usable(ids, scales, *books.values()):
+        [rate, *others] = self.word_counts
+        if others or not rate:
             return self.restore(self.coded_rows(ids))
-        if (decoding := self.codec.decoding(rate, books)) is None:
-            return self.restore(self.coded_rows(ids))
+        return self.decode(self.codes(rate), F.embedding(ids, self.word_scales), ids)
+
+    def decode(self, codes: Tensor, scales: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Return the vectors ``(n, D)`` of rows that `encode` coded, with their scales ``(n, S)``.
+
+        The codes are those of these rows, or with `ids` ``(n,)`` the rows of all codes to read.
+        """
+        [rate], books = self.word_counts, self._shared().books
+        decoding = None
+        if kernels.usable(scales, *books.values(), *([] if ids is None else [ids])):
+            decoding = self.codec.decoding(rate, books)
+        if decoding is None:
+            codes = codes if ids is None else codes.index_select(0, ids)
+            return self.restore(self.codec.decode(codes, scales, rate, books))
         # Between decoding and rotating, products with other matrices take longer than a second call.
         is_simple = type(self.codec).project is Codec.project
         rotation = _rotation(self.signs) if is_simple and self.signs is not None else None
-        rows = kernels.decode_rows(self.codes(rate), scales, *decoding, ids=ids, rotation=rotation)
-        if rotation is None:
-            rows = rotate(self.codec.project(rows, books, is_inverted=True), self.signs, is_inverted=True)
-        return rows
+        rows = kernels.decode_rows(codes, scales, *decoding, ids=ids, rotation=rotation)
+        return self.restore(rows) if rotation is None else rows
 
     def restore(self, rows: Tensor) -> Tensor:
         """Return the vectors ``(n, D)`` of rows as the codec stores them, by a linear map."""
@@ -413,11 +422,6 @@ class QuantizedEmbedding(SharedEmbedding):
         """Return codes and scales of rows ``(n, D)`` in float32, where all rows have the same bits."""
         [rate] = self.word_counts
         return self.codec.encode(rotate(rows, self.signs), rate, self._shared().books)
-
-    def decode(self, codes: Tensor, scales: Tensor) -> Tensor:
-        """Return the vectors ``(n, D)`` of rows that `encode` coded."""
-        [rate] = self.word_counts
-        return self.restore(self.codec.decode(codes, scales, rate, self._shared().books))
 
     @classmethod
     @torch.no_grad()
