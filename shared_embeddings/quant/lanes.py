@@ -6,7 +6,7 @@ compiler ``_mm256_shuffle_epi8``. `shared_embeddings.quant.loops` is the only us
 
 **Lanes.** A vector register holds `ROWS` numbers of 16 bits (*words*) next to each other. Each of these
 places is a *lane*, and lane i belongs to row i of the table: an operation on a vector does the same to 16 or
-32 rows at once (in the search for paths in words, to as many consecutive states of one row). The same register
+32 rows at once (or to as many states of one row, in the search for paths in words). The same register
 can be read as twice as many *bytes* (row i has bytes 2 i and 2 i + 1), or as half as many *ints* or *floats*
 of 32 bits (`FLOATS`). In C, with AVX2::
 
