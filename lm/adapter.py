@@ -2,14 +2,15 @@
 
 In ONNX, a model has the inputs ``ids`` ``(B, T)`` and ``state.N``, and the outputs ``logits`` ``(B, T, V)``
 and ``next_state.N``, the state for the next ids. An LSTM starts with zeros, Transformer-XL with memories of
-length 0.
+length 0. A model with a table of n-grams cannot be exported whole.
 
 Axes: ``B`` parallel texts, ``T`` tokens of each, ``V`` vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from lm.checkpoint import FORMAT, load_model, save_state
-from lm.data.corpus import EOS
+from lm.data.corpus import EOS, word_blocks
 from lm.data.corpus import Vocabulary as Words
 from lm.evaluation import Reading, evaluate, read_data
 from lm.models import LanguageModel, State
@@ -37,6 +38,7 @@ from shared_embeddings.compress.host import (
     with_untrained_part,
 )
 from shared_embeddings.compress.measure import (
+    GENERATED,
     LINES,
     Batch,
     Quality,
@@ -49,9 +51,10 @@ from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.export.onnx import Example, OnnxBody, StandIn, quiet
 from shared_embeddings.nn.layers import evaluating
 from shared_embeddings.quant.packed_tensor import unfreeze
+from shared_embeddings.registry import get_method_config
 from shared_embeddings.utils.errors import UserError, first_line, require
 
-NAME = "words"
+NAME, NGRAMS = "words", "ngrams"
 _TEXTS = 20  # texts that are read at a time
 _LONG = 50  # tokens of each text that are read at a time with gradients
 # For ONNX: words of an example; sizes with which a model is traced, no two of them the same.
@@ -80,6 +83,7 @@ class TrainedLanguageModel(TrimmableTrainedModel):
         self.module, self.words, self.config, _, self.packing = load_model(path)
         # Any number of embeddings may be placed instead of it, one after another.
         self.trained = self.module.embedding
+        self.ngrams = self.module.ngrams
         self.original = self.trimmed = Words(self.words)
 
     def embeddings(self) -> list[WordEmbedding]:
@@ -87,32 +91,55 @@ class TrainedLanguageModel(TrimmableTrainedModel):
         return [WordEmbedding(NAME, self.words, embedding.padding_idx, embedding)]
 
     def tables(self) -> list[EmbeddingTable]:
+        """The table of words unless there are n-grams and it cannot be replaced, and that of n-grams."""
+        if self.ngrams is None:
+            return [self._word_table()]
+        embedding = self.ngrams.embedding
+        counts = embedding.counts()
+        ngrams = EmbeddingTable(
+            name=NGRAMS,
+            uses=("input",),
+            words=(),
+            table=teacher_table(embedding, is_scored=False),
+            padding_idx=None,
+            is_scored=False,
+            sentence_marks=(),
+            parameters=counts["total"],
+            stored_bits=counts["stored_bits"],
+        )
+        with contextlib.suppress(UserError):
+            return [self._word_table(), ngrams]
+        return [ngrams]
+
+    def _word_table(self) -> EmbeddingTable:
         embedding = self.trained.inner_embedding()
         try:
             table = teacher_table(embedding, is_scored=True)
         except UserError as error:
             raise UserError(f"model {self.path}: {error}") from error
         counts = embedding.counts()
-        return [
-            EmbeddingTable(
-                name=NAME,
-                uses=("input", "output"),
-                words=self.words,
-                table=table,
-                padding_idx=embedding.padding_idx,
-                is_scored=True,
-                is_by_frequency=True,
-                has_output_bias=embedding.output_bias() is not None,
-                sentence_marks=(EOS,),
-                parameters=counts["total"],
-                stored_bits=counts["stored_bits"],
-                part=None if embedding is self.trained else f"map of {self.trained.method}",
-            )
-        ]
+        return EmbeddingTable(
+            name=NAME,
+            uses=("input", "output"),
+            words=self.words,
+            table=table,
+            padding_idx=embedding.padding_idx,
+            is_scored=True,
+            is_by_frequency=True,
+            has_output_bias=embedding.output_bias() is not None,
+            sentence_marks=(EOS,),
+            parameters=counts["total"],
+            stored_bits=counts["stored_bits"],
+            part=None if embedding is self.trained else f"map of {self.trained.method}",
+        )
 
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
         old = self.trained
         chosen: dict[str, Any] = dict(options)
+        if table == NGRAMS:
+            if "output" in get_method_config(method).__dataclass_fields__:
+                chosen.setdefault("output", "none")
+            return chosen
         if old.inner_embedding().output_bias() is not None and chosen.get("output") != "none":
             chosen.setdefault("output_bias", True)
         check_scores(with_untrained_part(old, self.words, method, chosen), old.score_dim)
@@ -140,6 +167,8 @@ class TrainedLanguageModel(TrimmableTrainedModel):
         starts = range(0, max(1, ids.size(1) - 1), _LONG)
         parts = [ids[:, first : first + _LONG + 1] for first in starts]
         lookups: dict[str, dict[nn.Module, float]] = {NAME: {self.module.embedding: 1.0}}
+        if self.ngrams is not None:
+            lookups[NGRAMS] = {self.ngrams.embedding: 1.0}
         return Samples(
             how, parts, predict, words=ids.unique(), running=lambda: evaluating(self.module), lookups=lookups
         )
@@ -168,17 +197,45 @@ class TrainedLanguageModel(TrimmableTrainedModel):
         ids = torch.stack(written, dim=1)
         return ids, f"{ids.numel():,} tokens sampled from the model; pass a text for real ones"
 
+    def count_rows(self, texts: Sequence[Path] | None, seed: int) -> dict[str, Tensor]:
+        if self.ngrams is None:
+            return {}
+        parts: Iterable[Tensor]
+        if texts is None:
+            parts = [self._read(None, seed, GENERATED)[0]]
+        else:
+            blocks = (word_blocks(path) for path in texts)
+            parts = (
+                torch.tensor([[self.original.index.get(word, self.original.unk) for word in block]])
+                for block in chain.from_iterable(blocks)
+                if block
+            )
+        context, counts = None, torch.zeros(self.ngrams.embedding.num_embeddings, dtype=torch.long)
+        for tokens in parts:
+            context = self.ngrams.initial_context(len(tokens)) if context is None else context
+            ids, context = self.ngrams.ids(tokens, context)
+            counts += torch.bincount(ids.flatten(), minlength=len(counts))
+        return {NGRAMS: counts}
+
     def onnx_body(self) -> OnnxBody:
+        if self.ngrams is not None:
+            raise UserError("a model with a table of n-grams cannot be traced; use --format onnx-embeddings")
         return traced(self.module, NAME, self.weight_bytes())
 
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
-        bias = self.trained.inner_embedding().output_bias()
-        lost = [] if bias is None else copy_output_bias(fitted[NAME], bias)
-        self._put_in(self.trained.with_inner_embedding(fitted[NAME]))
+        lost: list[str] = []
+        if NAME in fitted:
+            if (bias := self.trained.inner_embedding().output_bias()) is not None:
+                lost = copy_output_bias(fitted[NAME], bias)
+            self._put_in(self.trained.with_inner_embedding(fitted[NAME]))
+        if self.ngrams is not None and NGRAMS in fitted:
+            self.ngrams.embedding = embedding = fitted[NGRAMS]
+            settings = {"method": embedding.method, **embedding.stored_options()}
+            self.config = {**self.config, "ngram_embedding": settings}
         return [TRAINING_STATE_NOTE, *lost]
 
     def _put_in(self, embedding: se.SharedEmbedding) -> None:
-        """Put an embedding into the model, and its settings into the configuration."""
+        """Put an embedding of words into the model, and its settings into the configuration."""
         self.module.embedding = embedding
         settings = {"method": embedding.method, **embedding.stored_options()}
         self.config = {**self.config, "embedding": settings}
@@ -196,6 +253,11 @@ class TrainedLanguageModel(TrimmableTrainedModel):
 
     def trim(self, token_ids: Mapping[str, Tensor]) -> list[str]:
         """Remove all words except those ``(n,)``; in texts, the others become ``<unk>``."""
+        if self.ngrams is not None:
+            raise UserError(
+                "the rows of n-grams are found by the ids of words, so that no word can be removed; compress "
+                "this model instead"
+            )
         old = self.module.embedding
         self._put_in(old.select_rows(token_ids[NAME]))
         self.words = [self.original.words[word] for word in token_ids[NAME].tolist()]

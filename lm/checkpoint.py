@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from lm import models
 from lm.models import LanguageModel
+from lm.models.ngrams import NGramOptions
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.checkpoints import check_sizes, load_tensors, with_checksum
 from shared_embeddings.quant.packed_tensor import install
@@ -102,15 +103,17 @@ def load_model(path: Path, device: str | torch.device = "cpu") -> Trained:
     config, words = content["config"], content["words"]
     try:
         kind = config["model"]
-        names = [field.name for field in dataclasses.fields(models.options_class(kind))]
-        options = {name: config[name] for name in names if name in config}
-        check_sizes("its settings", {**options, "embedding": config["embedding"]}, content["model"])
+        options, ngrams = (
+            {field.name: config[field.name] for field in dataclasses.fields(group) if field.name in config}
+            for group in (models.options_class(kind), NGramOptions)
+        )
+        check_sizes("its settings", {**options, **ngrams, "embedding": config["embedding"]}, content["model"])
         with torch.device("meta"):
-            empty = models.build(kind, words, config["embedding"], options)
+            empty = models.build(kind, words, config["embedding"], options, ngrams)
     except Exception as error:  # models and embeddings raise many kinds for other configurations
         raise UserError(f"checkpoint {path}: its model cannot be built ({first_line(error)})") from error
     check_state(empty, content["model"], path)
-    model = models.build(kind, words, config["embedding"], options)
+    model = models.build(kind, words, config["embedding"], options, ngrams)
     load_state(model, content["model"], path)
     return Trained(model.to(device).eval(), words, config, content["training"], content["packing"])
 

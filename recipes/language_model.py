@@ -18,6 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import shared_embeddings as se
+from lm.adapter import NGRAMS, TrainedLanguageModel
 from lm.data.corpus import EOS, VOCABULARY, load_corpus
 from lm.data.datasets import SOURCES, locate
 from recipes.common.recipe import Recipe, Row, parse_row
@@ -188,10 +192,23 @@ def train(recipe: Recipe, arguments: Sequence[str]) -> None:
                 corpus = load_corpus(data)
                 words = " ".join(corpus.vocabulary.words[token] for token in corpus.train)
                 write_lines(text, [line.strip() for line in words.split(EOS)])
-            embedding, seed = recipe.with_files(row.embedding, recipe.home), row.train.get("seed", 0)
-            fit_model(teacher, embedding, data / VOCABULARY, [text], seed, run / BEST, row.fit)
+            if row.fit.get("fp8"):
+                round_ngrams(teacher, run / BEST)
+            else:
+                embedding, seed = recipe.with_files(row.embedding, recipe.home), row.train.get("seed", 0)
+                fit_model(teacher, embedding, data / VOCABULARY, [text], seed, run / BEST, row.fit)
             segment["ended"] = time.time()
             _write_log(run, [segment], checksum, options)
+
+
+def round_ngrams(source: Path, output: Path) -> None:
+    """Write a copy of a model with its n-grams rounded to FP8 (e4m3), with one scale for all numbers."""
+    model = TrainedLanguageModel(source)
+    [table] = [part.table for part in model.tables() if part.name == NGRAMS]
+    scale = table.abs().max() / torch.finfo(torch.float8_e4m3fn).max
+    rounded = (table / scale).to(torch.float8_e4m3fn).float() * scale
+    model.place({NGRAMS: se.fit("standard", rounded)[0]})
+    model.write(output, model.tensors())
 
 
 def trained_folders(recipe: Recipe, row: Row) -> list[Path]:

@@ -17,6 +17,6 @@ update_readme(README, "decoder", decoder_summary())
 draw_decoders(summary_records(), SUMMARY_PICTURE)
 for recipe in map(find_recipe, recipe_names()):
     if read_file(recipe.folder / FILE).get("readme"):
-        print(update_tables(recipe, recipe.folder / RESULTS, recipe.folder / "README.md"))
+        print(update_tables(recipe, recipe.folder / RESULTS, recipe.page))
 update_readme(papers.README, papers.MARKER, papers.coverage_tables(papers.read_papers()))
 update_readme(CLAIMS_PAGE, "claims", claims_table())

@@ -101,6 +101,8 @@ class SharedEmbedding(CachingModule):
         num_embeddings: V.
         embedding_dim: D.
         padding_idx: the word without a vector, or None.
+        has_sparse_gradients: whether look-ups in a plain table have sparse gradients, as with ``sparse=True``
+            in ``nn.Embedding``: for large tables on the input side. Other methods ignore it.
         options: the method's frozen options.
         score_dim: S, the width of hidden states that `logits` and `cross_entropy` take.
         has_output: whether there is an output side.
@@ -117,6 +119,7 @@ class SharedEmbedding(CachingModule):
     expensive_rows: bool = False
     scores_in_blocks: ClassVar[bool] = False
     never_has_table: ClassVar[bool] = False
+    has_sparse_gradients: bool = False
     bias: nn.Parameter | None
     scored_words: RestrictedScores | None = None
     width_advice: str = "project them first"

@@ -130,13 +130,13 @@ class AWDLSTM(LanguageModel, kind="awd_lstm", options_class=AWDLSTMOptions):
             layer.reset_parameters()  # type: ignore[operator]
         self.embedding.reset_parameters()
 
-    def initial_state(self, batch_size: int) -> State:
+    def initial_layers(self, batch_size: int) -> State:
         """Zeros."""
         like: Tensor = self.layers[0].weight_hh_l0  # type: ignore[assignment]
         widths = [int(layer.hidden_size) for layer in self.layers for _ in ("hidden", "cell")]  # type: ignore[arg-type]
         return tuple(like.new_zeros(1, batch_size, width) for width in widths)
 
-    def forward(self, ids: Tensor, state: State) -> Output:
+    def read(self, ids: Tensor, added: Tensor | None, state: State) -> Output:
         """See the base class; the penalty is AR + TAR of the last layer.
 
         Raises:
@@ -153,6 +153,8 @@ class AWDLSTM(LanguageModel, kind="awd_lstm", options_class=AWDLSTMOptions):
             # A dropped word type is zero at all its positions in the batch (section 4.3).
             types = (self.embedding.num_embeddings, 1)
             vectors = vectors * keep_mask(vectors, types, options.embedding_dropout)[ids]
+        if added is not None:
+            vectors = vectors + added.transpose(0, 1)
         dropped = locked_dropout(vectors, options.input_dropout, training)
         rates = [options.hidden_dropout] * (len(self.layers) - 1) + [options.output_dropout]
         after: list[Tensor] = []

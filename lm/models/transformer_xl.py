@@ -258,14 +258,15 @@ class TransformerXL(LanguageModel, kind="transformer_xl", options_class=Transfor
         self.position_bias = nn.Parameter(torch.empty(options.num_heads, options.head_dim))
         self.dropout = Dropout(options.dropout)
 
-    def initial_state(self, batch_size: int) -> State:
+    def initial_layers(self, batch_size: int) -> State:
         """An empty memory ``(0, B, D)`` per layer."""
         empty = self.content_bias.new_empty(0, batch_size, self.embedding.embedding_dim)
         return (empty,) * len(self.layers)
 
-    def forward(self, ids: Tensor, state: State) -> Output:
+    def read(self, ids: Tensor, added: Tensor | None, state: State) -> Output:
         dim = self.embedding.embedding_dim
-        hidden = self.dropout(self.embedding(ids) * dim**0.5)
+        vectors = self.embedding(ids) * dim**0.5
+        hidden = self.dropout(vectors if added is None else vectors + added)
         reach = self.memory_length if self.same_length else None
         kernel: Kernel = self.options.attention if ids.is_cuda else "sdpa"
         places = geometry(ids.size(1), state[0].size(0), dim, ids.device, reach, self.clamp_length, kernel)

@@ -86,7 +86,8 @@ def _train(config: Configuration, group: Group) -> None:
     if options.embedding_distillation is not None and not is_new:
         embedding = read_checkpoint(last)["config"]["embedding"]  # including options chosen by the fit
     torch.manual_seed(options.seed)
-    model = models.build(options.model, words, embedding, vars(config.model)).to(group.device)
+    model = models.build(options.model, words, embedding, vars(config.model), vars(config.ngrams))
+    model.to(group.device)
     teacher_losses, lines = TeacherLosses(), list[str]()
     if options.embedding_distillation is not None:
         student = LanguageModelStudent(model, options, corpus.vocabulary, group.is_first, lines)

@@ -1,6 +1,6 @@
 """Configuration of a training run: a flat mapping, from YAML and the command line, with validated keys.
 
-There are four groups of keys: training, model, optimizer and learning rate schedule. The keys of the last
+There are five groups of keys: training, model, optimizer, learning rate schedule and n-grams. The keys of
 three depend on which model, optimizer and schedule are chosen; keys of other choices raise an error.
 """
 
@@ -15,6 +15,7 @@ from typing import Any, Literal
 import yaml
 
 from lm import models
+from lm.models.ngrams import NGramOptions
 from lm.train.optim import OPTIMIZERS, SCHEDULES
 from shared_embeddings.compress.distillation import OPTION, check_seed, parse_distillation
 from shared_embeddings.utils.errors import UserError
@@ -132,11 +133,12 @@ class Configuration:
     model: Any  # an instance of the model's `options_class`
     optimizer: Any  # of one of `OPTIMIZERS`
     schedule: Any  # of one of `SCHEDULES`
+    ngrams: NGramOptions = NGramOptions()  # noqa: RUF009  (frozen)
 
     def flat(self) -> dict[str, Any]:
         """All keys with their values as plain YAML types; `parse` inverts this."""
         values: dict[str, Any] = {}
-        for group in (self.training, self.model, self.optimizer, self.schedule):
+        for group in (self.training, self.model, self.optimizer, self.schedule, self.ngrams):
             values |= plain(dataclasses.asdict(group))
         return values
 
@@ -154,6 +156,7 @@ def parse(values: Mapping[str, Any]) -> Configuration:
         value = values.get(key, TrainingOptions.__dataclass_fields__[key].default)
         check_known(key, value, [title.split()[1] for title in every if title.startswith(f"{key} ")])
         groups[f"{key} {value}"] = every[f"{key} {value}"]
+    groups["ngrams"] = NGramOptions
     known = {title: [field.name for field in dataclasses.fields(options)] for title, options in every.items()}
     names = [name for title in groups for name in known[title]]
     for key in values:
@@ -179,6 +182,7 @@ def all_groups() -> dict[str, type]:
         **{f"model {kind}": models.options_class(kind) for kind in models.kinds()},
         **{f"optimizer {name}": options for name, options in OPTIMIZERS.items()},
         **{f"schedule {name}": options for name, options in SCHEDULES.items()},
+        "ngrams": NGramOptions,
     }
 
 

@@ -202,8 +202,17 @@ class Trainer:
         self.reconstruction = reconstruction
         self._columns = self.options.batch_size * group.world_size
         self.text_columns = Columns(train, self.options.batch_size, group.rank, group.world_size)
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        # Those with sparse gradients have an optimizer of their own; they are neither clipped nor averaged.
+        sparse = [] if model.ngrams is None else model.ngrams.sparse_parameters()
+        known = {id(parameter) for parameter in sparse}
+        self.parameters = [
+            parameter
+            for parameter in model.parameters()
+            if parameter.requires_grad and id(parameter) not in known
+        ]
         self.optimizer: torch.optim.Optimizer = build_optimizer(self.rule, self.parameters)
+        self.ngram_rate = config.ngrams.ngram_learning_rate
+        self.row_optimizer = torch.optim.SGD(sparse, self.ngram_rate) if sparse else None
         self.averages: Averages | None = None  # once averaging has started
         self.lengths = random.Random(self.options.seed)  # of segments, the same in all processes
         self.step, self.epoch = 0, 0  # complete ones
@@ -296,7 +305,7 @@ class Trainer:
     def check_finite(self) -> None:
         """Raise `UserError` if a parameter or the loss since the last log line is not finite."""
         loss = self.group.mean(self.window)[0]
-        parameters = all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters)
+        parameters = all(bool(torch.isfinite(parameter).all()) for parameter in self.model.parameters())
         if not parameters or not bool(torch.isfinite(loss)):
             what = "a parameter is not finite" if bool(torch.isfinite(loss)) else f"the loss is {float(loss)}"
             raise UserError(
@@ -319,8 +328,11 @@ class Trainer:
             rate *= length / options.sequence_length
         for group in self.optimizer.param_groups:
             group["lr"] = float(rate)
+        if self.row_optimizer is not None:
+            [rows] = self.row_optimizer.param_groups
+            rows["lr"] = self.ngram_rate * float(rate) / self.rule.learning_rate
         set_updates(self.model, self.step)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
         parts = options.grad_accum_steps
         for part, (part_ids, part_targets) in enumerate(zip(ids.chunk(parts), targets.chunk(parts))):
             # Processes exchange gradients with the last part only.
@@ -335,6 +347,8 @@ class Trainer:
             self.window += torch.stack([cross_entropy.double() * tokens, self.window.new_tensor(tokens)])
         norm = nn.utils.clip_grad_norm_(self.parameters, options.max_grad_norm or math.inf)
         self.optimizer.step()
+        if self.row_optimizer is not None:
+            self.row_optimizer.step()
         if self.averages is not None:
             self.averages.update()
         self.step += 1

@@ -81,7 +81,8 @@ class Row:
     finetune: Content | None = None
     distill: Content | None = None  # ``teacher`` (a row), and other options of ``embedding_distillation``
     # ``teacher`` (a row), whose embedding is replaced by a fitted one; ``fit_steps``, ``store`` (the dtype),
-    # ``calibrate`` (on the training text), ``recover_steps`` (of training by the teacher's predictions).
+    # ``calibrate`` (on the training text), ``recover_steps`` (of training by the teacher's predictions), or
+    # ``fp8: true`` (a table of n-grams in FP8, with one scale).
     fit: Content | None = None
     data: Content = field(default_factory=dict)  # the prepared data to use; empty if there is one kind
     batch: Content | None = None  # tokens per step, independent of the number of GPUs
@@ -176,7 +177,7 @@ _LESS: dict[str, Content] = {
     "search": {"beam_size": 2, "n_best": 2},
     "language_model": {
         **{"hidden_dim": 32, "num_heads": 2, "head_dim": 8, "feed_forward_dim": 32},
-        **{"memory_length": 20, "clamp_length": 20, "target_length": 20},
+        **{"memory_length": 20, "clamp_length": 20, "target_length": 20, "ngram_rows": 500},
     },
 }
 _ALWAYS: dict[str, Content] = {
@@ -243,6 +244,11 @@ class Recipe:
         readme = self.folder / "README.md"
         first = readme.read_text(encoding="utf-8").partition("\n")[0] if readme.is_file() else ""
         return first.lstrip("# ").strip() or self.name
+
+    @property
+    def page(self) -> Path:
+        """The file with the tables of its results: the ``page`` in ``rows.yaml``, or its README."""
+        return (self.folder / str(read_file(self.folder / FILE).get("page", "README.md"))).resolve()
 
     @property
     def home(self) -> Path:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from nmt.length_control import LENGTH_DEPENDENT
+from recipes.common.ngrams import bits_of_a_number, ngram_plot, series, table_bits
 from recipes.common.plot import quality_size_plot
 from recipes.common.recipe import FILE, Recipe, Row, find_recipe, read_file
 from recipes.common.results import (
@@ -86,6 +87,13 @@ def _difference(metric: str) -> Column:
     return Column("difference", lambda record: NONE if is_baseline(record["row"]) else show(record))
 
 
+def describe_ngrams(record: Record) -> str:
+    """Return the options of a row's table of n-grams; `NONE` without one."""
+    options = record["config"]["train"]
+    names = [name for name in options if name.startswith("ngram_")]
+    return ", ".join(f"{name.removeprefix('ngram_')} {options[name]}" for name in names) or NONE
+
+
 def _cost(title: str, metric: str, factor: float = 1) -> Column:
     show = number("{:.0f}", "metrics", metric, factor=factor)
     return Column(title, lambda record: show(record) + " (GPU)" * record.get("device", "").startswith("cuda"))
@@ -99,12 +107,18 @@ COLUMNS = {
     "stored": Column("stored", lambda r: in_units(embedding_bits(r["counts"]) / 8, "B")),
     "smaller": Column("times smaller", lambda r: f"{times_smaller(r['counts']):.1f}x"),
     "total": Column("total parameters", lambda r: in_units(r["counts"]["total"])),
+    "epochs": Column("epochs", lambda r: str(r["config"]["train"]["epochs"]), always=True),
+    "ngrams": Column("n-grams", describe_ngrams, always=True),
+    "codes": Column("codes", series, always=True),
+    "ngram_bits": Column("bits of a number", lambda r: f"{bits_of_a_number(r):.2f}"),
+    "ngram_bytes": Column("table of n-grams", lambda r: in_units(table_bits(r) / 8, "B")),
     "bleu": _score("BLEU", "bleu"),
     "difference": _difference("bleu"),
     "chrf": _score("chrF", "chrf"),
     "valid_perplexity": _score("validation perplexity", "valid_perplexity"),  # lowest in training
     "perplexity": _score("test perplexity", "perplexity"),
     "perplexity_difference": _difference("perplexity"),
+    "loss": Column("loss", number("{:+.2f}", "metrics", "perplexity_difference")),
     "pointer_perplexity": _score("with pointer", "pointer_perplexity"),
     "paper_perplexity": _in_paper("the paper's", "perplexity"),
     "paper_pointer_perplexity": _in_paper("the paper's with pointer", "pointer_perplexity"),
@@ -143,7 +157,7 @@ def main(arguments: Sequence[str]) -> None:
     recipe = find_recipe(options.task)
     if options.results is not None:
         read_results(options.results)  # fails where there are none
-    print(update_tables(recipe, options.results or recipe.folder / RESULTS, recipe.folder / "README.md"))
+    print(update_tables(recipe, options.results or recipe.folder / RESULTS, recipe.page))
 
 
 def update_tables(recipe: Recipe, results: Path, readme: Path) -> str:
@@ -175,7 +189,8 @@ def update_tables(recipe: Recipe, results: Path, readme: Path) -> str:
         update_readme(readme, table["marker"], text)
         run = [record for record in records if record["metrics"]]
         if table.get("picture") and run:
-            quality_size_plot(run, readme.with_name(table["picture"]), quality, recipe.title)
+            draw = ngram_plot if kind == "ngrams" else quality_size_plot
+            draw(run, readme.with_name(table["picture"]), quality, recipe.title)
     known = sum(record["row"] in recipe.rows for record in measured)
     return f"{readme}: {known} of {len(recipe.rows)} rows measured"
 

@@ -281,7 +281,7 @@ class Session:
         tokens = PREDICTIONS if self.measured_texts else GENERATED
         if not self._has_scored_words:
             rows = (len(table.table) for table in self.tables if table.words)
-            tokens = min(tokens, _MOST_SCORES // max(rows))
+            tokens = min(tokens, _MOST_SCORES // max(rows, default=1))
         texts = self.measured_texts or None
         return Comparison(
             self.trained, validation, texts, self.options.seed, tokens, lists, self._scoring_original

@@ -340,11 +340,14 @@ class FolderModel(host.TrainedModel):
                 key: part.to(kind) if part.is_floating_point() else part for key, part in layers.items()
             }
         paths = [path for name in coded for path in (*placements[name].inputs, *placements[name].outputs)]
+        weights, settings = [f"{path}.weight" for path in paths], runtime.settings(paths, grid)
         plain = dense_model(self.module)
+        if settings.get("tie_word_embeddings") is False:  # which unties other tensors, too
+            tied = [name for name in plain.all_tied_weights_keys if name not in weights]
+            layers |= {name: plain.get_parameter(name).detach() for name in tied}
         with replacing(output) as temporary:
             folder.save_pretrained(plain, temporary)
-            weights = [f"{path}.weight" for path in paths]
-            folder.replace_tensors(temporary, weights, layers, runtime.settings(paths, grid))
+            folder.replace_tensors(temporary, weights, layers, settings)
             folder.copy_files(folder.other_files(self.path), temporary)
             write_card(self.path, temporary, "Word embeddings compressed", card, runtime)
 

@@ -253,7 +253,9 @@ def replace_tensors(
     """Replace weights of a folder by other tensors in one file, and add settings to its configuration."""
     files = weight_files(folder)
     state = {name: part for file in files for name, part in load_tensors(file, f"weights {file}").items()}
-    state = {name: part for name, part in state.items() if name not in weights} | dict(tensors)
+    # transformers writes some tables in shards.
+    whole = {name: re.sub(r"\.shard_\d+\.weight$", ".weight", name) for name in state}
+    state = {name: part for name, part in state.items() if whole[name] not in weights} | dict(tensors)
     for file in [*files, folder / INDEX]:
         file.unlink(missing_ok=True)
     save_safetensors(state, folder / WEIGHTS, {"format": "pt"})

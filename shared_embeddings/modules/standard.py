@@ -49,7 +49,7 @@ class StandardEmbedding(SharedEmbedding):
         zero_padding_row(self.weight, self.padding_idx)
 
     def rows(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.weight)
+        return F.embedding(ids, self.weight, sparse=self.has_sparse_gradients)
 
     def output_factors(self) -> OutputFactors:
         return OutputFactors(self.weight, None)

@@ -45,6 +45,6 @@ class TransformersRuntime(FolderRuntime):
             "quant_method": "gemma",
             "num_bits": grid.bits,
             "quantize_embeddings": True,
-            "modules_to_not_convert": [rf"(?!(?:.*\.)?(?:{names})$).*"],
+            "modules_to_not_convert": [rf"(?!(?:\w+\.)?(?:{names})$).*"],
         }
         return {"quantization_config": quantization, "tie_word_embeddings": False}

@@ -148,7 +148,7 @@ def test_tables_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize("name", [name for name in recipe_names() if tables_of(name)])
 def test_readme_tables_match_the_results(name: str, tmp_path: Path) -> None:
     recipe, readme = find_recipe(name), tmp_path / "README.md"
-    original = (recipe.folder / "README.md").read_text(encoding="utf-8")
+    original = recipe.page.read_text(encoding="utf-8")
     readme.write_text(original, encoding="utf-8")
     update_tables(recipe, recipe.folder / FILE, readme)
     assert readme.read_text(encoding="utf-8") == original

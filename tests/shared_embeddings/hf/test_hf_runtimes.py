@@ -67,6 +67,25 @@ def test_folders_have_the_codes_of_the_table(kind: str, runtime: str, name: str,
         torch.testing.assert_close(scores(read), scores(model), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow_except("BltForCausalLM")
+@pytest.mark.parametrize("kind", ["BltForCausalLM", "Qwen4ExpForCausalLM", "neomme", "gemma4", "bert"])
+def test_folders_of_transformers_have_all_tables(kind: str, tmp_path: Path) -> None:
+    """Nothing is missing or left over, and no other layer is taken for one with codes."""
+    small, output = tmp_path / "small", tmp_path / "output"
+    shrink(
+        kind,
+        small,
+        store="fp16",
+        method="quantized",
+        **runtimes()["transformers"].grids["int8"].options([16]),
+    )
+    assert export(small, output, "--for", "transformers") == 0
+    model = hf.load(small)
+    read, info = type(model).from_pretrained(output, output_loading_info=True)
+    assert not any(info.values())
+    torch.testing.assert_close(scores(read), scores(model), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("runtime", ["mlx", "transformers", "onnx"])
 def test_compress_for_a_runtime(runtime: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, output, text = tmp_path / "model", tmp_path / "output", tmp_path / "text"
