@@ -9,9 +9,11 @@ Axes: ``D`` dimensions, ``n`` rows.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,10 +57,10 @@ class LargeTableReport(NamedTuple):
     part: tuple[int, int]
     missing: list[str]
     bytes_before: int
-    bytes_after: int
-    error: float | None
     numbers: int
     seconds: float
+    bytes_after: int = 0
+    error: float | None = None
 
     def summary(self) -> str:
         """Return what a user wants to know, in a few lines."""
@@ -98,8 +100,7 @@ def compress_table(
             output was begun with other options.
         OSError: a file cannot be read or written.
     """
-    started = time.perf_counter()
-    if options.output is None or options.table is None:
+    if (output := options.output) is None or options.table is None:
         raise UserError("output is missing; name the folder to write")
     if options.method not in (None, "quantized"):
         raise OptionError(f"table: rows of {options.method} are not coded alone; use quantized")
@@ -107,32 +108,31 @@ def compress_table(
     source = TableRows(options.model, options.table)
     with command_progress():
         plan_phases({"learning": 1, "coding": source.nbytes / 1e7})
-        plan, embedding = _read_or_learn(source, options, method_options, shard_numbers)
-        names = [shard["file"] for shard in plan["shards"]]
-        bounds = [0]
-        for shard in plan["shards"]:
-            bounds.append(bounds[-1] + shard["rows"])
-        of_part = range(number, len(names), count)
-        todo = [place for place in of_part if not (options.output / names[place]).exists()]
+        plan, embedding = _read_plan(source, options, output, method_options, shard_numbers)
+        files = [output / shard["file"] for shard in plan["shards"]]
+        ends = [*itertools.accumulate(shard["rows"] for shard in plan["shards"])]
+        shards = zip(files, [0, *ends], ends)
+        missing = [shard for shard in itertools.islice(shards, number, None, count) if not shard[0].exists()]
         begin_phase("coding")
-        rows = sum(plan["shards"][place]["rows"] for place in todo)
-        bar, begun = progress_bar(rows, "coding", " rows"), time.perf_counter()
-        for place in todo:
-            write_shard(
-                source, embedding, bounds[place], bounds[place + 1], options.output / names[place], bar
-            )
+        rows = sum(end - first for _, first, end in missing)
+        bar, started = progress_bar(rows, "coding", " rows"), time.perf_counter()
+        for file, first, end in missing:
+            write_shard(source, embedding, first, end, file, bar)
         bar.close()
-        seconds = time.perf_counter() - (begun if todo else started)
-    numbers = rows * source.embedding_dim
-    missing = [name for name in names if not (options.output / name).exists()]
-    if missing:
-        return LargeTableReport(
-            options.output, (number, count), missing, source.nbytes, 0, None, numbers, seconds
-        )
-    join(options.output)
-    error = _measured_error(source, LargeTable(options.output))
-    size = bytes_on_disk(options.output)
-    return LargeTableReport(options.output, (number, count), [], source.nbytes, size, error, numbers, seconds)
+        seconds = time.perf_counter() - started
+    report = LargeTableReport(
+        output=output,
+        part=(number, count),
+        missing=[file.name for file in files if not file.exists()],
+        bytes_before=source.nbytes,
+        numbers=rows * source.embedding_dim,
+        seconds=seconds,
+    )
+    if report.missing:
+        return report
+    join(output)
+    error = _measured_error(source, LargeTable(output))
+    return report._replace(bytes_after=bytes_on_disk(output), error=error)
 
 
 def part_of(part: str | None) -> tuple[int, int]:
@@ -147,18 +147,14 @@ def part_of(part: str | None) -> tuple[int, int]:
     return int(number), int(count)
 
 
-def _read_or_learn(
+def _read_plan(
     source: TableRows,
     options: CompressOptions,
+    output: Path,
     method_options: Mapping[str, object],
     shard_numbers: int | None,
 ) -> tuple[dict[str, Any], QuantizedEmbedding]:
-    """Return the plan of the table, with the files of its shards, and what its rows share.
-
-    The first process writes both, so that all use the same.
-    """
-    output = options.output
-    assert output is not None
+    """Return the plan of the table, with the files of its shards, and what its rows share."""
     asked = {**method_options, "seed": options.seed}
     if options.bits is not None:
         asked["bits"] = options.bits
@@ -171,30 +167,7 @@ def _read_or_learn(
         "asked": asked,
     }
     if not (output / SHARED).exists():
-        begin_phase("learning")
-        embedding = QuantizedEmbedding.learn(source.sample(SAMPLE), dict(asked))
-        numbers = source.num_embeddings * source.embedding_dim
-        wanted_size = shard_numbers or min(max(numbers // _SHARDS, LEAST_NUMBERS), _MOST_NUMBERS)
-        rows = -(-source.num_embeddings // max(1, round(numbers / wanted_size)))
-        firsts = range(0, source.num_embeddings, rows)
-        shards = [
-            {
-                "file": f"rows-{place + 1:05}-of-{len(firsts):05}.safetensors",
-                "rows": min(rows, source.num_embeddings - first),
-            }
-            for place, first in enumerate(firsts)
-        ]
-        plan = {**wanted, "options": embedding.stored_options(), "shards": shards}
-        per_row = (embedding.scales_name, *embedding.code_names.values())
-        state = {
-            name: part.contiguous() for name, part in embedding.state_dict().items() if name not in per_row
-        }
-        output.mkdir(parents=True, exist_ok=True)
-        temporary = output / f".{SHARED}.{os.getpid()}"
-        save_file(state, temporary, {_PLAN: json.dumps(plan)})
-        with contextlib.suppress(FileExistsError):  # of a process that was faster
-            os.link(temporary, output / SHARED)
-        temporary.unlink()
+        _write_plan(source, output, wanted, shard_numbers)
     with safe_open(output / SHARED, "pt") as file:
         plan = json.loads(file.metadata()[_PLAN])
         state = {name: file.get_tensor(name) for name in file.keys()}
@@ -205,6 +178,39 @@ def _read_or_learn(
                 "or delete it"
             )
     return plan, shared_part(plan, state)
+
+
+def _write_plan(
+    source: TableRows, output: Path, wanted: Mapping[str, Any], shard_numbers: int | None
+) -> None:
+    """Learn what the rows share, and choose the shards, unless another process was faster."""
+    begin_phase("learning")
+    embedding = QuantizedEmbedding.learn(source.sample(SAMPLE), wanted["asked"])
+    numbers = source.num_embeddings * source.embedding_dim
+    size = shard_numbers or min(max(numbers // _SHARDS, LEAST_NUMBERS), _MOST_NUMBERS)
+    rows = -(-source.num_embeddings // max(1, round(numbers / size)))
+    firsts = range(0, source.num_embeddings, rows)
+    shards = [
+        {
+            "file": f"rows-{place + 1:05}-of-{len(firsts):05}.safetensors",
+            "rows": min(rows, source.num_embeddings - first),
+        }
+        for place, first in enumerate(firsts)
+    ]
+    plan = {**wanted, "options": embedding.stored_options(), "shards": shards}
+    per_row = (embedding.scales_name, *embedding.code_names.values())
+    state = {name: part.contiguous() for name, part in embedding.state_dict().items() if name not in per_row}
+    output.mkdir(parents=True, exist_ok=True)
+    temporary = output / f".{SHARED}.{uuid.uuid4().hex}"
+    save_file(state, temporary, {_PLAN: json.dumps(plan)})
+    try:
+        # Unlike renaming, it keeps the file of another process; some file systems have no links.
+        with contextlib.suppress(OSError):
+            os.link(temporary, output / SHARED)
+        if not (output / SHARED).exists():
+            temporary.replace(output / SHARED)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @torch.no_grad()

@@ -190,13 +190,16 @@ def test_tables_stay_in_the_mapped_file(tmp_path: Path) -> None:
     [
         ({"table": "absent.weight"}, ["absent.weight", "no such tensor", "other_2.weight"]),
         ({"bits": 2.5}, ["'bits' is 2.5", "0.25, 0.5, 1, 2, 3, 4"]),
+        ({"method_options": {"codec": "thin"}}, ["codec", "thin", "trellis"]),
+        ({"method_options": {"rank": 3}}, ["rank"]),
         ({"part": "4/4"}, ["'4/4'", "0/4 to 3/4"]),
         ({"method": "funnel"}, ["funnel", "use quantized"]),
     ],
 )
 def test_wrong_options(source: Path, tmp_path: Path, changes: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(UserError) as error:
-        compress_table(options(source, tmp_path / "large", **changes), **SHARD)
+        more = changes.pop("method_options", {})
+        compress_table(options(source, tmp_path / "large", **changes), **SHARD, **more)
     assert all(word in str(error.value) for word in words)
     assert not (tmp_path / "large").exists()
 
