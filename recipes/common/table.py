@@ -94,6 +94,9 @@ def describe_ngrams(record: Record) -> str:
     return ", ".join(f"{name.removeprefix('ngram_')} {options[name]}" for name in names) or NONE
 
 
+_loss = number("{:+.3f}", "metrics", "perplexity_difference")
+
+
 def _cost(title: str, metric: str, factor: float = 1) -> Column:
     show = number("{:.0f}", "metrics", metric, factor=factor)
     return Column(title, lambda record: show(record) + " (GPU)" * record.get("device", "").startswith("cuda"))
@@ -118,7 +121,7 @@ COLUMNS = {
     "valid_perplexity": _score("validation perplexity", "valid_perplexity"),  # lowest in training
     "perplexity": _score("test perplexity", "perplexity"),
     "perplexity_difference": _difference("perplexity"),
-    "loss": Column("loss", number("{:+.2f}", "metrics", "perplexity_difference")),
+    "loss": Column("loss", lambda r: _loss(r) if r["config"].get("fit") else NONE),
     "pointer_perplexity": _score("with pointer", "pointer_perplexity"),
     "paper_perplexity": _in_paper("the paper's", "perplexity"),
     "paper_pointer_perplexity": _in_paper("the paper's with pointer", "pointer_perplexity"),
