@@ -226,6 +226,8 @@ class Trainer:
         self.window = torch.zeros(2, dtype=torch.float64, device=group.device)
         self._loss: nn.Module = torch.compile(loss) if self.options.compile else loss  # type: ignore[assignment]
         if group.world_size > 1:
+            if model.ngrams is not None:
+                model.ngrams.embedding.has_sparse_gradients = False  # which are not reduced here
             # Clusters of rare words get no gradient from segments without their words.
             self._loss = DistributedDataParallel(
                 self._loss, find_unused_parameters=True, broadcast_buffers=False

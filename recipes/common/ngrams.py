@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from recipes.common.plot import finish, new_figure, numbered_style, quality_axis
 from recipes.common.results import Record, is_baseline
@@ -57,7 +58,7 @@ def ngram_plot(records: Sequence[Record], path: Path, quality: str, title: str) 
         for record in (record for record in rows if record["row"] in starts):
             score = record["metrics"][quality]
             axes.axhline(score, color="#8c8c8c", linestyle="--", linewidth=0.9, zorder=0)
-            right = {"ha": "right", "va": "top", "transform": axes.get_yaxis_transform()}
+            right: Any = {"ha": "right", "va": "top", "transform": axes.get_yaxis_transform()}
             axes.text(0.99, score, f"fp32: {score:.2f}", fontsize=8, **right)
         for name in SERIES[1:]:
             points = sorted((bits_of_a_number(r), r["metrics"][quality]) for r in coded if series(r) == name)
