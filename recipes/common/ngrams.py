@@ -68,7 +68,7 @@ def ngram_plot(records: Sequence[Record], path: Path, quality: str, title: str) 
                 axes.scatter(bits, score, s=30, **look, label=name, zorder=2)
                 axes.text(bits, score, f"{bits:.2g}: {score:.2f}", fontsize=7, color=look["color"])
         axes.set_xscale("log", base=2)
-        axes.set_xticks([1, 2, 3, 4, 8], ["1", "2", "3", "4", "8"])
+        axes.set_xticks([0.5, 1, 2, 3, 4, 8], ["0.5", "1", "2", "3", "4", "8"])
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("bits of a number of the table, all counted")
         plain = [record["metrics"][quality] for record in rows if is_baseline(record["row"])]
