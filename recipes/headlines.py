@@ -1,21 +1,21 @@
-"""Headlines: AG News, or the user's copies of English Gigaword and DUC 2004; ROUGE at several lengths.
+"""Headlines: Debian's packages, or the user's copies of Gigaword and DUC 2004; ROUGE at several lengths.
 
 The source is split into subwords, the target into characters, with a joint vocabulary.
 """
 
 from __future__ import annotations
 
-import csv
+import gzip
 import hashlib
-import html
+import io
+import lzma
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from tqdm import tqdm
 
 from nmt.headlines import (
     convert_file,
@@ -29,6 +29,7 @@ from nmt.rouge import METRICS, PRESETS, RougeSettings, score_texts
 from recipes.common.recipe import Recipe, parse_row, preprocess_parser
 from recipes.common.table import controls_length
 from recipes.common.tools import (
+    CLASSES,
     LINES,
     MERGES,
     TEST_LINES,
@@ -47,8 +48,9 @@ from recipes.common.tools import (
 from recipes.translation import subwords
 from recipes.translation.train import read_trained, translate, write_evaluation
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import replacing, write_lines
+from shared_embeddings.utils.files import write_lines, write_text
 from shared_embeddings.utils.options import parse_options
+from shared_embeddings.words.classes import make_classes
 
 # Tolerated relative deviation from the desired length.
 TOLERANCE = 0.1
@@ -58,6 +60,7 @@ Generates headlines of the test set with the averaged model of ROW, scores them 
 to $RUNS/{recipe}/results.jsonl. Models with length control generate headlines of each length in rows.yaml.
 Run train.sh ROW first; use --smoke for both or neither."""
 SOURCE, TARGET = "source", "target"
+SPLITS = ("train", "valid", "test")
 # Settings for --smoke.
 SMOKE_SETTINGS: Any = {
     **{"valid": TEST_LINES, "test": TEST_LINES},
@@ -99,114 +102,148 @@ def encode(folder: Path, operations: int, references: Sequence[Path], lengths: S
     print(f"prepared {folder}")
 
 
-# AG News: cleaning, and a split that does not depend on the order of the file.
-# The files have a space in place of "&": " #39;" is an apostrophe, " quot;" a quotation mark.
-ENTITY = re.compile(r"(?:^| )(#\d{2,4}|amp|quot|lt|gt|nbsp|hellip|[mn]dash|[lr][sd]quo);")
-TAG = re.compile(r"<[^<>]*>")
-ADDRESS = re.compile(r"(?:https?://|www\.)\S+")
-# "(CPB.N: Quote, Profile, Research)"
-QUOTE = re.compile(r"\s*\([^()]*Quote, Profile, Research[^()]*\)")
-# "(Reuters)" or "(SPACE.com)" at the end of a title whose description starts with "Reuters - "
-AGENCY = re.compile(r"\s*\(([^()]+)\)$")
-UPDATE = re.compile(r"\s*\(Update\d+\)$")
-# "NEW YORK (Reuters) - ", "BAGHDAD, Iraq - ", "ATHENS -- "
-DATELINE = re.compile(r"^[A-Z][A-Z .'/]+(?:, [^()-]{1,30}?)?(?:\s*\([^()]{1,40}\))? --? ")
+# Debian's package descriptions, of two indexes of its archive: texts of packages, and their sources.
+INDEXES = {"Translation-en": "i18n", "Packages": "binary-amd64"}  # with their folders
+FIELD = re.compile(r"^([\w-]+): ?(.*(?:\n[ \t].*)*)", re.MULTILINE)
+
+WORD = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass(frozen=True)
-class NewsSettings:
-    """The ``data`` of AG News in ``rows.yaml``, which explains each setting."""
+class DebianSettings:
+    """The ``data`` of Debian in ``rows.yaml``, which explains each setting."""
 
     valid: int
     test: int
     source_words: int
     bpe_operations: int
     lengths: tuple[int, ...]
-    file: str
     url: str
-    sha256: str
+    sha256: dict[str, str]
+    num_classes: int
 
 
-class News(NamedTuple):
-    """A description and its title."""
+class Description(NamedTuple):
+    """What a package is in many words and in a few."""
 
-    description: str
-    title: str
-
-
-def read_news(path: Path) -> list[News]:
-    """Read a file of AG News, with the columns class, title and description."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return [News(description, title) for _, title, description in csv.reader(file)]
+    package: str
+    synopsis: str
+    text: str
 
 
-def clean_text(text: str) -> str:
-    """Remove backslashes, broken entities, tags, URLs and stock quotes."""
-    text = re.sub(r"\\(?=[$\"])", "", text).replace("\\", " ")
-    text = html.unescape(html.unescape(ENTITY.sub(r"&\1;", text)))
-    return " ".join(QUOTE.sub("", ADDRESS.sub(" ", TAG.sub("", text))).split())
+def read_stanzas(path: Path) -> Iterator[dict[str, str]]:
+    """Yield the fields of each stanza of an index of the archive."""
+    opened = lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb")
+    with io.TextIOWrapper(opened, encoding="utf-8", newline="\n") as file:
+        for _, lines in groupby(file, key=lambda line: line != "\n"):
+            if fields := dict(FIELD.findall("".join(lines))):
+                yield fields
 
 
-def clean_news(news: News) -> News:
-    """Remove markup, agencies and datelines, and lowercase the text."""
-    description, title = clean_text(news.description), UPDATE.sub("", clean_text(news.title))
-    agency = AGENCY.search(title)
-    # The space matters for empty descriptions.
-    if agency and f"{description} ".startswith(f"{agency[1]} - "):
-        title = title[: agency.start()]
-        description = f"{description} ".removeprefix(f"{agency[1]} - ").strip()
-    return News(DATELINE.sub("", description).lower(), title.lower())
+def read_index(path: Path) -> list[Description]:
+    """Read a ``Translation-en``: for each package a synopsis and indented lines, where "." is empty."""
+    descriptions = []
+    for fields in read_stanzas(path):
+        synopsis, *lines = fields["Description-en"].splitlines()
+        text = " ".join(word for line in lines if line != " ." for word in line.split())
+        descriptions.append(Description(fields["Package"], " ".join(synopsis.split()), text))
+    return descriptions
 
 
-def split_news(news: list[News], valid: int, test: int) -> dict[str, list[News]]:
-    """Clean and split pairs, ordered by hash of the original pair.
+def read_table(path: Path) -> list[Description]:
+    """Read the user's own descriptions: package, synopsis and text, separated by tabs."""
+    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        return [Description(*line.rstrip("\n").split("\t")) for line in file]
 
-    Of pairs with the same description, the one with the smallest hash is used, so that splits are disjoint.
-    Pairs without a description or title are removed.
+
+def read_sources(path: Path) -> dict[str, str]:
+    """Return the source of each package of a ``Packages``; python3.11 and python3.12 are both "python"."""
+    return {
+        fields["Package"]: re.sub(r"[\d.]", "", fields.get("Source", fields["Package"]).split()[0])
+        for fields in read_stanzas(path)
+    }
+
+
+def split_descriptions(
+    descriptions: Iterable[Description], sources: Mapping[str, str], valid: int, test: int
+) -> dict[str, list[Description]]:
+    """Split descriptions of packages by hash of their source: the first ones are for testing.
+
+    The test and the validation set have one package of each of their sources, the training set has all
+    packages of all others. Of packages with the same text, the first one is used. Packages without a
+    source, a synopsis or a text are left out.
     """
-    unique: dict[str, News] = {}
-    for pair in sorted(news, key=lambda pair: hashlib.sha256("\t".join(pair).encode()).hexdigest()):
-        cleaned = clean_news(pair)
-        if all(cleaned):
-            unique.setdefault(cleaned.description, cleaned)
-    pairs = list(unique.values())
-    if len(pairs) <= valid + test:
-        raise UserError(f"{len(pairs)} pairs are too few for {valid} to validate on and {test} to test on")
-    return {"test": pairs[:test], "valid": pairs[test : test + valid], "train": pairs[test + valid :]}
+
+    def order(description: Description) -> tuple[str, str, str]:
+        names = sources[description.package], description.package
+        source, package = (hashlib.sha256(name.encode()).hexdigest() for name in names)
+        return source, package, description.text
+
+    complete = [item for item in descriptions if item.package in sources and item.synopsis and item.text]
+    unique = {item.text.lower(): item for item in sorted(complete, key=order, reverse=True)}
+    by_source = groupby(sorted(unique.values(), key=order), key=lambda item: sources[item.package])
+    groups = [list(group) for _, group in by_source]
+    if len(groups) <= valid + test:
+        raise UserError(f"{len(groups)} sources are too few for {valid} to validate on and {test} to test on")
+    held_out = [group[0] for group in groups[: test + valid]]
+    train = [item for group in groups[test + valid :] for item in group]
+    return {"test": held_out[:test], "valid": held_out[test:], "train": train}
 
 
-def prepare_news(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Prepare AG News in $RUNS/agnews_headline/data, from $DATA_DIR/ag_news or the network."""
-    options = preprocess_parser(prepare_news.__doc__).parse_args(arguments)
+def write_smoke_indexes(folder: Path) -> list[Path]:
+    """Write the descriptions of generated packages, and their sources, as apt does; return the files."""
+    index, packages, paths = [], [], [folder / name for name in INDEXES]
+    for number, words in enumerate(generated_words(LINES, seed=0)):
+        text = f"{sentence(words[:3])}\n {sentence(words)} {number}"
+        index.append(f"Package: p{number}\nDescription-en: {text}\n")
+        packages.append(f"Package: p{number}\nSource: {words[0]}-{chr(97 + number % 26)} (1.0)\n")
+    for path, stanzas in zip(paths, (index, packages), strict=True):
+        write_text(path, "\n".join(stanzas))
+    return paths
+
+
+def prepare_debian(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Prepare Debian's descriptions in $RUNS/debian_headline/data, from $DATA_DIR/debian or the network."""
+    options = preprocess_parser(prepare_debian.__doc__).parse_args(arguments)
     where, content = recipe.data_settings(options.settings)
-    settings = parse_options(where, NewsSettings, content)
+    settings, home = parse_options(where, DebianSettings, content), data_dir()
+    recipe = recipe.smoke() if options.smoke else recipe
+    raw, text = recipe.home / "raw", recipe.data / "text"
+    # Indexes of apt, or the user's own split.
+    tables = [f"descriptions.{split}.tsv.gz" for split in SPLITS]
+    own = [[home / "debian" / name for name in names] for names in (INDEXES, tables)] if home else []
+    existing = [paths for paths in own if all(path.is_file() for path in paths)]
     if options.smoke:
-        recipe = recipe.smoke()
-        settings, table = replace(settings, **SMOKE_SETTINGS), recipe.home / "raw" / settings.file
-        rows = [
-            [number % 4 + 1, f"{sentence(words[:3])} (AP)", f"AP - {sentence(words)} #36;{number}"]
-            for number, words in enumerate(generated_words(LINES, seed=0))
-        ]
-        with replacing(table) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
+        settings = replace(settings, **SMOKE_SETTINGS, num_classes=CLASSES)
+        inputs = write_smoke_indexes(raw)
+    elif existing:
+        inputs = existing[0]
     else:
-        raw = recipe.home / "raw"
-        table = locate(settings.file, "ag_news", settings.url, raw, settings.sha256)
-    text = recipe.data / "text"
+        inputs = [
+            locate(f"{name}.xz", "debian", f"{settings.url}/{folder}", raw, settings.sha256[name])
+            for name, folder in INDEXES.items()
+        ]
 
     def write_texts() -> None:
-        tokenizer = subwords.Tokenizer("en")
-        for split, pairs in split_news(read_news(table), settings.valid, settings.test).items():
-            texts = tqdm([pair.description for pair in pairs], split, unit=" lines")
-            words = [tokenizer.tokenize(text).split()[: settings.source_words] for text in texts]
+        if len(inputs) == len(SPLITS):
+            splits = {split: read_table(path) for split, path in zip(SPLITS, inputs, strict=True)}
+        else:
+            descriptions, sources = read_index(inputs[0]), read_sources(inputs[1])
+            splits = split_descriptions(descriptions, sources, settings.valid, settings.test)
+        for split, descriptions in splits.items():
+            words = (WORD.findall(item.text.lower())[: settings.source_words] for item in descriptions)
             write_lines(text / f"{split}.{SOURCE}", map(" ".join, words))
-            write_lines(text / f"{split}.{TARGET}", (pair.title for pair in pairs))
+            write_lines(text / f"{split}.{TARGET}", (item.synopsis.lower() for item in descriptions))
 
-    references = [text / f"test.{TARGET}"]
+    references, step = [text / f"test.{TARGET}"], partial(run_step, recipe.data / "steps")
     chosen = {name: getattr(settings, name) for name in ("valid", "test", "source_words")}
-    outputs = [*text_files(recipe.data), *references]
-    run_step(recipe.data / "steps", "texts", [table], outputs, write_texts, **chosen)
+    step("texts", inputs, [*text_files(recipe.data), *references], write_texts, **chosen)
     encode(recipe.data, settings.bpe_operations, references, settings.lengths)
+    # Semantic classes for UnClE.
+    pieces = [recipe.data / f"train.{side}" for side in (SOURCE, TARGET)]
+    vocabulary, classes = recipe.data / "vocabulary", recipe.data / "classes.npz"
+    make = partial(make_classes, pieces, vocabulary, settings.num_classes, classes, force=True)
+    step("classes", [*pieces, vocabulary], [classes], make, num_classes=settings.num_classes)
 
 
 # Gigaword: the files are those that the scripts of Rush et al. (2015,

@@ -42,7 +42,7 @@ _HEADLINES = {**_TRANSLATION, "eval": "headlines:eval_command"}
 KINDS = {
     "translation": {"preprocess": "translation.preprocess:main", **_TRANSLATION},
     "multi30k": {"preprocess": "translation.preprocess:prepare_multi30k", **_TRANSLATION},
-    "agnews": {"preprocess": "headlines:prepare_news", **_HEADLINES},
+    "debian": {"preprocess": "headlines:prepare_debian", **_HEADLINES},
     "gigaword": {"preprocess": "headlines:prepare_gigaword", **_HEADLINES},
     "language_model": {
         "preprocess": "language_model:preprocess",

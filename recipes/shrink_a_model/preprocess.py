@@ -6,9 +6,11 @@ import argparse
 import csv
 import gettext
 import hashlib
+import html
 import importlib
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -16,7 +18,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm.data.datasets import locate as locate_corpus
 from recipes.common.recipe import Recipe, find_recipe, preprocess_parser
@@ -34,7 +36,6 @@ from recipes.common.tools import (
     write_arrays,
     write_json,
 )
-from recipes.headlines import News, clean_text, read_news
 from recipes.reconstruction import WORD_PAIRS, write_smoke_pairs
 from recipes.shrink_a_model.decoder import cut_windows
 from recipes.shrink_a_model.encoder import EncoderTexts, read_encoder, read_tokenizer
@@ -54,6 +55,12 @@ CALIBRATION, CALIBRATED = "calibration.txt", "_calibration.safetensors"
 _TRAIN, _TEST = "train", "test"
 # Messages of at most so many characters are no sentences.
 _SHORT = 25
+# The files have a space in place of "&": " #39;" is an apostrophe, " quot;" a quotation mark.
+ENTITY = re.compile(r"(?:^| )(#\d{2,4}|amp|quot|lt|gt|nbsp|hellip|[mn]dash|[lr][sd]quo);")
+TAG = re.compile(r"<[^<>]*>")
+ADDRESS = re.compile(r"(?:https?://|www\.)\S+")
+# "(CPB.N: Quote, Profile, Research)"
+QUOTE = re.compile(r"\s*\([^()]*Quote, Profile, Research[^()]*\)")
 
 
 def get_model(settings: Mapping[str, Any], home: Path) -> Path:
@@ -141,6 +148,26 @@ def get_translations(settings: Mapping[str, Any], home: Path) -> Path:
     return path
 
 
+class News(NamedTuple):
+    """A description and its title."""
+
+    description: str
+    title: str
+
+
+def read_news(path: Path) -> list[News]:
+    """Read a file of AG News, with the columns class, title and description."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [News(description, title) for _, title, description in csv.reader(file)]
+
+
+def clean_text(text: str) -> str:
+    """Remove backslashes, broken entities, tags, URLs and stock quotes."""
+    text = re.sub(r"\\(?=[$\"])", "", text).replace("\\", " ")
+    text = html.unescape(html.unescape(ENTITY.sub(r"&\1;", text)))
+    return " ".join(QUOTE.sub("", ADDRESS.sub(" ", TAG.sub("", text))).split())
+
+
 def write_windows(name: str, settings: Mapping[str, Any], home: Path) -> Path:
     """Write the windows of texts that measure the decoder of a name into the data, and return their file.
 
@@ -149,8 +176,7 @@ def write_windows(name: str, settings: Mapping[str, Any], home: Path) -> Path:
     """
     decoder, path = home / "data" / name, windows_file(home, name)
     [test] = locate_corpus("wikitext2", data_dir(), home / "raw")["test"]
-    published = find_recipe("agnews_headline").data_settings()[1]
-    table = locate(published["file"], "ag_news", published["url"], home / "raw", published["sha256"])
+    table = locate("test.csv", "ag_news", **settings["ag_news"], downloads=home / "raw")
     where, content = find_recipe("multi30k_ende").data_settings()
     multi30k = parse_options(where, Multi30k, content)
     captions = locate_multi30k(multi30k, home / "raw")[multi30k.raw_name(_TEST, multi30k.target)]
@@ -261,8 +287,7 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
         if not (model / "config.json").is_file():
             raise UserError(f"MODEL={model}: no config.json there; name the folder of a model")
         captions = locate_multi30k(texts, raw)
-        news = find_recipe("agnews_headline").data_settings()[1]
-        table = locate(news["file"], "ag_news", news["url"], raw, news["sha256"])
+        table = locate("test.csv", "ag_news", **settings["ag_news"], downloads=raw)
         paths = [locate(name, WORD_PAIRS, pairs["url"], raw) for name in pairs["files"]]
     splits = {split: captions[texts.raw_name(split, texts.source)] for split in (_TRAIN, _TEST)}
     prepare(recipe.data, model, splits, table, paths, settings)

@@ -194,19 +194,12 @@ class CompressOptions:
             not self.check, ("recover", "validation", "validation_source", "runtime"), "check=False"
         )
         if self.table is not None:
-            names = (
-                "force",
-                "compare",
-                "size",
-                "max_loss",
-                "runtime",
-                "store",
-                "text",
-                "token_counts",
-                "calibration",
+            what = "table, whose rows are coded alone"
+            self._reject_with(
+                True, ("force", "compare", "size", "max_loss", "runtime", "store", "report"), what
             )
-            more = ("trim_to", "recover", "validation", "validation_source", "report", "skip_undecodable")
-            self._reject_with(True, names + more, "table, whose rows are coded alone")
+            self._reject_with(True, ("text", "token_counts", "calibration", "trim_to", "recover"), what)
+            self._reject_with(True, ("validation", "validation_source", "skip_undecodable"), what)
             if self.method is None:
                 object.__setattr__(self, "method", "quantized")
         elif self.part is not None:

@@ -43,8 +43,8 @@ from shared_embeddings.utils.reading import read_json
 NAME = "tokens"
 # The part of the configuration of a model of text and pictures that is about text.
 _TEXT = "text_config"
-# Vocabulary sizes of models with one for each side.
-_SIDES = ("decoder_vocab_size",)
+# Sizes of vocabularies that are trimmed with the first: of the other side, of Gemma's tables for layers.
+_TRIMMED_WITH = ("decoder_vocab_size", "vocab_size_per_layer_input")
 # Settings with similar names that do not count words.
 _OTHER_SIZES = ("type_vocab_size", "type_vocab_sizes", "task_type_vocab_size", "entity_vocab_size")
 # Files in which settings name tokens by their ids.
@@ -204,7 +204,7 @@ class TrimmableFolder(TrimmableModel):
         text = self.config.get_text_config()
         part = written[folder.CONFIG] if text is self.config else written[folder.CONFIG][_TEXT]
         part[text.attribute_map.get("vocab_size", "vocab_size")] = len(self.kept)
-        part.update({name: len(self.kept) for name in _SIDES if part.get(name) is not None})
+        part.update({name: len(self.kept) for name in _TRIMMED_WITH if part.get(name) is not None})
         if self.weights.entry is not None:
             written[folder.CONFIG][KEY] = self.weights.entry
         for name, content in written.items():
@@ -250,15 +250,16 @@ def word_axes(model: Any) -> dict[str, int | None]:
             "trimming would change; this model cannot be trimmed, only compressed"
         )
     text, before = config.get_text_config(), shapes()
-    trimmed = ("vocab_size", text.attribute_map.get("vocab_size"), *_SIDES)
+    not_others = ["vocab_size", text.attribute_map.get("vocab_size"), "decoder_vocab_size", *_OTHER_SIZES]
+    not_others += [name for name in _TRIMMED_WITH if getattr(text, name, None) == text.vocab_size]
     for name, size in text.to_dict().items():
-        is_other = "vocab_size" in name and type(size) is int and name not in (*trimmed, *_OTHER_SIZES)
+        is_other = "vocab_size" in name and type(size) is int and name not in not_others
         if is_other and shapes(name) != before:
             raise UserError(
                 f"{kind.__name__}: has a second vocabulary ({name}: {size}), which is not trimmed with the "
                 "first; this model cannot be trimmed"
             )
-    after = shapes("vocab_size", *_SIDES)
+    after = shapes("vocab_size", *_TRIMMED_WITH)
     axes: dict[str, int | None] = {}
     for name, shape in before.items():
         longer = [axis for axis, size in enumerate(shape) if after[name][axis] != size]

@@ -18,8 +18,9 @@ from shared_embeddings.embedding import OutputFactors, SharedEmbedding
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.nn.layers import code_dtype, entry_std
 from shared_embeddings.nn.tracing import cache_tensor, has_values, needs_fixed_shapes
+from shared_embeddings.quant import kernels
 from shared_embeddings.quant.codec import BLOCK, RATES, Books, Codec, Encoded, codecs
-from shared_embeddings.quant.decoder import factors_of
+from shared_embeddings.quant.decoder import factors_of, orthogonal
 from shared_embeddings.quant.metric import Metric
 from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.quant.storage import ROW_SCALES, packed_bytes
@@ -263,7 +264,28 @@ class QuantizedEmbedding(SharedEmbedding):
         return dense(self.get_buffer(self.code_names[rate]))
 
     def rows(self, ids: Tensor) -> Tensor:
-        return self.restore(self.coded_rows(ids))
+        [rate, *others] = self.word_counts
+        if others or not rate:
+            return self.restore(self.coded_rows(ids))
+        return self.decode(self.codes(rate), F.embedding(ids, self.word_scales), ids)
+
+    def decode(self, codes: Tensor, scales: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Return the vectors ``(n, D)`` of rows that `encode` coded, with their scales ``(n, S)``.
+
+        The codes are those of these rows, or with `ids` ``(n,)`` the rows of all codes to read.
+        """
+        [rate], books = self.word_counts, self._shared().books
+        decoding = None
+        if kernels.usable(scales, *books.values(), *([] if ids is None else [ids])):
+            decoding = self.codec.decoding(rate, books)
+        if decoding is None:
+            codes = codes if ids is None else codes.index_select(0, ids)
+            return self.restore(self.codec.decode(codes, scales, rate, books))
+        # Between decoding and rotating, products with other matrices take longer than a second call.
+        is_simple = type(self.codec).project is Codec.project
+        rotation = _rotation(self.signs) if is_simple and self.signs is not None else None
+        rows = kernels.decode_rows(codes, scales, *decoding, ids=ids, rotation=rotation)
+        return self.restore(rows) if rotation is None else rows
 
     def restore(self, rows: Tensor) -> Tensor:
         """Return the vectors ``(n, D)`` of rows as the codec stores them, by a linear map."""
@@ -401,11 +423,6 @@ class QuantizedEmbedding(SharedEmbedding):
         [rate] = self.word_counts
         return self.codec.encode(rotate(rows, self.signs), rate, self._shared().books)
 
-    def decode(self, codes: Tensor, scales: Tensor) -> Tensor:
-        """Return the vectors ``(n, D)`` of rows that `encode` coded."""
-        [rate] = self.word_counts
-        return self.restore(self.codec.decode(codes, scales, rate, self._shared().books))
-
     @classmethod
     @torch.no_grad()
     def fit(cls, task: FitTask) -> QuantizedEmbedding:
@@ -493,6 +510,9 @@ def rotate(values: Tensor, signs: Tensor | None, is_inverted: bool = False) -> T
     """
     if signs is None:
         return values
+    if is_inverted and values.dtype != torch.float64 and kernels.usable(values, signs):
+        if (rotation := _rotation(signs)) is not None:
+            return kernels.rotate_back(values, rotation)
     factors = 1 - 2 * signs.to(values.dtype)
     mixed, done = values if is_inverted else values * factors, 1
     for sizes in _groups(values.size(1)):
@@ -505,6 +525,18 @@ def rotate(values: Tensor, signs: Tensor | None, is_inverted: bool = False) -> T
         mixed = parts.squeeze(2) @ matrix.t() if parts.size(2) == 1 else torch.matmul(matrix, parts)
     rotated = mixed.reshape(values.shape)
     return rotated * factors if is_inverted else rotated
+
+
+def _rotation(signs: Tensor) -> tuple[Tensor, Any] | None:
+    """What loops need to rotate back, as `rotate` does; None if a product with a large matrix is faster."""
+    odd = len(signs) // (len(signs) & -len(signs))
+    return (signs, _odd_matrix(odd)) if odd < 64 else None
+
+
+@functools.cache
+def _odd_matrix(size: int) -> Any:
+    """The matrix along an odd factor of D, in numpy."""
+    return orthogonal(size).astype("float32")
 
 
 @functools.cache

@@ -179,6 +179,10 @@ class Codec(ABC):
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
         """Rows ``(n, D)`` before `project` is inverted, in the type of the scales ``(n, S)``."""
 
+    def decoding(self, rate: float, books: Books) -> tuple[kernels.EntryPlan, Any, Any] | None:
+        """The plan, sizes and center with which `kernels.decode_rows` gives what `decode` does, if it can."""
+        return None
+
     def uncoded(self, scales: Tensor, books: Books) -> Tensor:
         """Rows ``(n, D)`` of words without codes, likewise: multiples of the row ``center0.0``, or zeros."""
         if "center0.0" not in books:

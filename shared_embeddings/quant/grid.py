@@ -95,9 +95,8 @@ class GridCodec(Codec):
 
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
         if kernels.usable(codes):
-            ones, zeros = torch.ones(self.dim), torch.zeros(self.dim)
-            plan = _plan(type(self), self.dim, int(rate))
-            values = kernels.decode_rows(codes, scales.new_ones(len(codes), 1), plan, ones, zeros)
+            plan, ones = _plan(type(self), self.dim, int(rate)), scales.new_ones(len(codes), 1)
+            values = kernels.decode_rows(codes, ones, plan, *kernels.plain(self.dim))
         else:
             levels = torch.from_numpy(self.levels(rate)).to(codes.device)
             values = read_entries(codes, self.dim, int(rate), levels).to(scales.dtype)
@@ -116,8 +115,7 @@ class GridCodec(Codec):
 @functools.cache
 def _plan(codec: type[GridCodec], dim: int, width: int) -> kernels.EntryPlan:
     """How `kernels.decode_rows` reads rows of D numbers."""
-    ends = width * np.arange(1, dim + 1)
-    return kernels.EntryPlan.of(ends, np.zeros_like(ends), width, codec.levels(width))
+    return kernels.EntryPlan.of([(0, 1, dim, width, width, 0)], width, codec.levels(width))
 
 
 def best_scales(numbers: Tensor, weights: Tensor, levels: Levels, has_offset: bool) -> Tensor:

@@ -7,6 +7,7 @@ Axes: ``n`` rows, ``N`` tokens, ``D`` numbers of a row, ``S`` groups of numbers 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 # The most pairs of a run in a `LanePlan`, with coarse and with fine entries: their sums fit into 32 bits.
 LANE_PAIRS = (256, 40)
+_NO_SIGNS, _NO_MATRIX = np.empty(0, np.uint8), np.empty((0, 0), np.float32)
 _HAS_NUMBA = importlib.util.find_spec("numba") is not None
 # Numbers that are worth another thread.
 _NUMBERS_PER_THREAD = 2**17
@@ -52,34 +54,60 @@ class LanePlan(NamedTuple):
     unit: float  # the size of one in `tables`
 
 
+@functools.cache
+def plain(dim: int) -> tuple[Any, Any]:
+    """Sizes ``(D,)`` of one and a center ``(D,)`` of zero, for `decode_rows`."""
+    return np.ones(dim, np.float32), np.zeros(dim, np.float32)
+
+
 class EntryPlan(NamedTuple):
     """Where codes of the first numbers ``(D',)`` of a row are in its stream, and all entries. Arrays."""
 
-    places: Any  # the byte with the last bit of each code
-    shifts: Any  # the bits after it in that byte
-    starts: Any  # the entry of code 0
-    mask: int  # the bits of a code, as ones
+    # Of each run of equally spaced codes ``(R, 7)``: the first column, the distance of columns, the number of
+    # codes; the bit after the first code, the distance of codes, the entry of code 0; and how many codes 64
+    # bits have if the first one begins in their first byte.
+    runs: Any
+    width: int  # the bits of a code
     book: Any  # all entries
 
     @classmethod
-    def of(cls, ends: Any, starts: Any, bits: int, book: Any) -> EntryPlan:
-        """A plan for codes of some bits whose last bits are before the bits `ends` ``(D',)`` of a stream."""
-        places = (ends - 1) // 8
-        shifts = (8 * (places + 1) - ends).astype(np.uint32)
-        return cls(places.astype(np.uint64), shifts, starts.astype(np.uint64), (1 << bits) - 1, book)
+    def of(cls, runs: Sequence[tuple[int, ...]], width: int, book: Any) -> EntryPlan:
+        """A plan for codes with so many bits; runs are what comes first in `runs`."""
+        complete = [(*run, 1 + (64 - 7 - width) // max(1, run[4])) for run in runs]
+        return cls(np.array(complete, np.int64).reshape(-1, 7), width, book)
 
 
-def decode_rows(codes: Tensor, scales: Tensor, plan: EntryPlan, sizes: Tensor, center: Tensor) -> Tensor:
-    """Rows ``(n, D)`` from streams of bytes ``(n, B)``: ``(entries * sizes + center) * scales``.
+def decode_rows(
+    codes: Tensor,
+    scales: Tensor,
+    plan: EntryPlan,
+    sizes: Any,
+    center: Any,
+    ids: Tensor | None = None,
+    rotation: tuple[Tensor, Any] | None = None,
+) -> Tensor:
+    """Rows ``(n, D)`` from streams of bytes ``(V, B)``, ``(entries * sizes + center) * scales`` rotated back.
 
     Args:
         codes, plan: numbers without a code have an entry of 0.
         scales: ``(n, 1)``.
         sizes, center: ``(D,)``.
+        ids: which of the streams to read, ``(n,)``; by default all.
+        rotation: the signs ``(D,)`` and the matrix ``(d, d)`` along the axis of the largest odd factor of D
+            of `shared_embeddings.modules.quantized.rotate`; by default none.
     """
-    out = torch.empty(len(codes), len(sizes))
-    _run("decode_rows", len(sizes), [codes, scales], [tuple(plan), sizes, center], out)
+    out = torch.empty(len(scales), len(sizes))
+    ids = torch.arange(len(codes)) if ids is None else ids.long()
+    signs, matrix = rotation or (_NO_SIGNS, _NO_MATRIX)
+    _run("decode_rows", len(sizes), [ids, scales], [codes, tuple(plan), sizes, center, signs, matrix], out)
     return out.to(scales.dtype)
+
+
+def rotate_back(rows: Tensor, rotation: tuple[Tensor, Any]) -> Tensor:
+    """Rows ``(n, D)`` before the rotation."""
+    out = torch.empty(rows.shape)
+    _run("rotate_back", rows.size(1), [rows], list(rotation), out)
+    return out.to(rows.dtype)
 
 
 def lane_scores(hidden: Tensor, codes: Tensor, scales: Tensor, plan: LanePlan) -> Tensor:
@@ -191,19 +219,19 @@ def _run(
     arrays: list[Any] = []
     for value in (*rows, *others):
         if isinstance(value, Tensor):  # in memory as they are indexed, real numbers in 32 bits
-            value = value.detach().float() if value.is_floating_point() else value
-            value = value.contiguous().numpy()
+            value = value.float() if value.is_floating_point() else value
+            value = value.contiguous().numpy(force=True)
         arrays.append(value)
     target, count = out.numpy(), len(out)
+    threads = max(1, min(torch.get_num_threads(), count, count * cost // _NUMBERS_PER_THREAD))
+    if threads == 1:
+        run(*arrays, target)
+        return
 
     def work(chosen: slice) -> None:
         by_row = [array[chosen] for array in arrays[: len(rows)]]
         run(*by_row, *arrays[len(rows) :], target[chosen])
 
-    threads = max(1, min(torch.get_num_threads(), count, count * cost // _NUMBERS_PER_THREAD))
-    if threads == 1:
-        work(slice(0, count))
-        return
     bounds = [count * thread // threads for thread in range(threads + 1)]
     # A pool that lives longer would be unusable in processes that are forked later.
     with ThreadPoolExecutor(threads) as pool:

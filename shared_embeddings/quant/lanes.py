@@ -6,8 +6,9 @@ compiler ``_mm256_shuffle_epi8``. `shared_embeddings.quant.loops` is the only us
 
 **Lanes.** A vector register holds `ROWS` numbers of 16 bits (*words*) next to each other. Each of these
 places is a *lane*, and lane i belongs to row i of the table: an operation on a vector does the same to 16 or
-32 rows at once. The same register can be read as twice as many *bytes* (row i has bytes 2 i and 2 i + 1), or
-as half as many *ints* or *floats* of 32 bits (`FLOATS`). In C, with AVX2::
+32 rows at once (or to as many states of one row, in the search for paths in words). The same register
+can be read as twice as many *bytes* (row i has bytes 2 i and 2 i + 1), or as half as many *ints* or *floats*
+of 32 bits (`FLOATS`). In C, with AVX2::
 
     typedef __m256i words;   /* 16 x int16  */   typedef __m256i bytes;   /* 32 x int8  */
     typedef __m256i ints;    /*  8 x int32  */   typedef __m256  floats;  /*  8 x float */
@@ -39,6 +40,8 @@ NEON (128 bits each). LLVM chooses about these instructions::
     sitofp               sitofp                       vcvtdq2ps                   scvtf
     add_floats           fadd                         vaddps                      fadd
     broadcast_float      load, shufflevector          vbroadcastss                ld1r
+    add_products         fmul, fadd contract          vfmadd                      fmla
+    hadamard             shufflevector, fmul, fadd    vpermps, vfmadd             ext, fmla
     add_squared_errors   fsub, fmul, fadd contract    vsubps, vmulps, vfmadd      fsub, fmul, fmla
     min_floats           fcmp, select                 vminps                      fcmgt, bsl
     min_words            llvm.umin                    vpminuw                     umin
@@ -347,9 +350,25 @@ def _add_squared_errors(builder: Any, costs: Any, entries: Any, numbers: Any, we
     return builder.fadd(costs, squares, flags=fused)
 
 
+def _hadamard(builder: Any, floats: Any) -> Any:
+    for distance in (2**level for level in range(FLOATS.bit_length() - 1)):
+        others = _shufflevector(builder, floats, floats, [place ^ distance for place in range(FLOATS)])
+        signs = ir.Constant(_FLOATS, [-1.0 if place & distance else 1.0 for place in range(FLOATS)])
+        floats = builder.fadd(others, builder.fmul(floats, signs, flags=("contract",)), flags=("contract",))
+    return floats
+
+
 add_ints = _operation(_ints, lambda builder, a, b: builder.add(a, b))
 sitofp = _operation(_floats, lambda builder, ints: builder.sitofp(ints, _FLOATS))
 add_floats = _operation(_floats, lambda builder, a, b: builder.fadd(a, b))
+add_products = _operation(
+    _floats,
+    lambda builder, sums, a, b: builder.fadd(
+        sums, builder.fmul(a, b, flags=("contract",)), flags=("contract",)
+    ),
+)
+sub_floats = _operation(_floats, lambda builder, a, b: builder.fsub(a, b))
+hadamard = _operation(_floats, _hadamard)  # the product with a Hadamard matrix of ones
 min_floats = _operation(_floats, lambda builder, a, b: builder.select(builder.fcmp_ordered("<", a, b), a, b))
 add_squared_errors = _operation(_floats, _add_squared_errors)
 # An integer where the first floats are lower, else the ints of a vector.

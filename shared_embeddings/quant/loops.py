@@ -18,7 +18,7 @@ from shared_embeddings.quant import lanes
 _FAR = np.float32(1e30)
 # A cost in words that is too high for a path, and the most that a step may add to one.
 _HIGH = 2**15
-_STATES, _START_BITS = 2**11, 8
+_STATES, _START_BITS = 2**11, 8  # constants of `shared_embeddings.quant.codecs.trellis`
 
 _compiled = numba.njit(nogil=True, cache=True, fastmath=True, error_model="numpy")
 
@@ -105,25 +105,96 @@ def field_scores(rows: Any, stream: Any, widths: Any, tables: Any, out: Any) -> 
 
 
 @_compiled
-def decode_rows(codes: Any, scales: Any, plan: Any, sizes: Any, center: Any, out: Any) -> None:
-    """`kernels.decode_rows`: entries are read from windows of 24 bits; two zeros precede the bytes of a row.
-
-    Unsigned numbers save tests for negative places.
-    """
-    places, shifts, starts, mask, book = plan
-    stream, entries = np.zeros(codes.shape[1] + 2, np.uint8), np.zeros(out.shape[1], np.float32)
-    for row in range(codes.shape[0]):
+def decode_rows(
+    ids: Any, scales: Any, codes: Any, plan: Any, sizes: Any, center: Any, signs: Any, matrix: Any, out: Any
+) -> None:
+    """`kernels.decode_rows`; two zeros precede the bytes of a row."""
+    runs, width, book = plan
+    mask = np.uint64((1 << width) - 1)
+    stream, entries = np.zeros(codes.shape[1] + 10, np.uint8), np.zeros(out.shape[1], np.float32)
+    signed, mixed = _signed(signs, matrix), np.empty(out.shape[1], np.float32)
+    for row in range(ids.shape[0]):
+        word = ids[row]
         for place in range(codes.shape[1]):
-            stream[place + 2] = codes[row, place]
-        for column in range(places.shape[0]):
-            first = places[column]
-            window = np.uint32(stream[first]) << np.uint32(16)
-            window |= np.uint32(stream[first + np.uint64(1)]) << np.uint32(8)
-            window |= np.uint32(stream[first + np.uint64(2)])
-            entries[column] = book[starts[column] + np.uint64(window >> shifts[column] & np.uint32(mask))]
+            stream[place + 2] = codes[word, place]
+        for run in range(runs.shape[0]):
+            # Unsigned numbers save tests for negative places.
+            column, step, start = np.uint64(runs[run, 0]), np.uint64(runs[run, 1]), np.uint64(runs[run, 5])
+            left, end, stride, at_once = runs[run, 2], runs[run, 3], runs[run, 4], runs[run, 6]
+            while left > 0:
+                bit = end - width + 16
+                window, shift = lanes.load_bswap(stream, bit >> 3), 64 - width - (bit & 7)
+                for _ in range(min(at_once, left)):
+                    entries[column] = book[start + (window >> np.uint64(shift) & mask)]
+                    column += step
+                    shift -= stride
+                end += stride * at_once
+                left -= at_once
         scale = scales[row, 0]
-        for column in range(out.shape[1]):
-            out[row, column] = (entries[column] * sizes[column] + center[column]) * scale
+        for place in range(out.shape[1]):
+            out[row, place] = (entries[place] * sizes[place] + center[place]) * scale
+        if signs.shape[0]:
+            _rotate_back(out[row], signed, matrix, mixed)
+
+
+@_compiled
+def rotate_back(rows: Any, signs: Any, matrix: Any, out: Any) -> None:
+    """`kernels.rotate_back`."""
+    signed, mixed = _signed(signs, matrix), np.empty(out.shape[1], np.float32)
+    for row in range(rows.shape[0]):
+        out[row] = rows[row]
+        _rotate_back(out[row], signed, matrix, mixed)
+
+
+@_compiled
+def _signed(signs: Any, matrix: Any) -> Any:
+    """What numbers are multiplied with after Hadamard matrices of ones: the inverse of their norm, signed."""
+    signed = np.full(signs.shape[0], np.sqrt(matrix.shape[0] / max(1, signs.shape[0])), np.float32)
+    for place in range(signs.shape[0]):
+        signed[place] *= -1 if signs[place] else 1
+    return signed
+
+
+@_compiled
+def _rotate_back(values: Any, signed: Any, matrix: Any, mixed: Any) -> None:
+    """Multiply numbers with the inverse of a matrix along an axis of parts of 2**i numbers, then each part
+    with a Hadamard matrix of ones, then with those of `_signed`.
+    """
+    width, dim, count = lanes.FLOATS, values.shape[0], matrix.shape[0]
+    size, factors = dim // count, matrix.reshape(-1)
+    distance = 1
+    for part in range(count):
+        if size < width:
+            for place in range(size):
+                mixed[part * size + place] = 0.0
+                for other in range(count):
+                    mixed[part * size + place] += matrix[other, part] * values[other * size + place]
+            continue
+        for place in range(0, size, width):
+            sums = lanes.zero_floats()
+            for other in range(count):
+                numbers = lanes.load_floats(values, other * size + place)
+                factor = lanes.broadcast_float(factors, other * count + part)
+                sums = lanes.add_products(sums, factor, numbers)
+            lanes.store(mixed, part * size + place, lanes.hadamard(sums))
+        distance = width
+    while distance < size:
+        start = 0
+        while start < dim:  # a range would divide
+            if distance < width:
+                for place in range(start, start + distance):
+                    first, second = mixed[place], mixed[place + distance]
+                    mixed[place], mixed[place + distance] = first + second, first - second
+            else:
+                for place in range(start, start + distance, width):
+                    first_numbers = lanes.load_floats(mixed, place)
+                    numbers = lanes.load_floats(mixed, place + distance)
+                    lanes.store(mixed, place, lanes.add_floats(first_numbers, numbers))
+                    lanes.store(mixed, place + distance, lanes.sub_floats(first_numbers, numbers))
+            start += 2 * distance
+        distance *= 2
+    for place in range(dim):
+        values[place] = mixed[place] * signed[place]
 
 
 @_compiled
@@ -234,7 +305,7 @@ def nearest_codes(bits: int, size: int) -> Any:
         highest = lanes.splat_word(np.uint16(_HIGH))
         for row in range(rows.shape[0]):
             for column in range(rows.shape[1]):
-                number = np.int32(np.rint(rows[row, column] * np.float32(factor)))
+                number: Any = np.int32(np.rint(rows[row, column] * np.float32(factor)))
                 numbers[column] = min(max(number, -largest), largest)
             offset = np.uint16(0)
             for step in range(steps):
@@ -269,11 +340,11 @@ def nearest_codes(bits: int, size: int) -> Any:
 def _write_codes(numbers: Any, entries: Any, lowest: Any, bits: int, size: int, out: Any) -> None:
     """Write the codes of the path with the lowest cost, from its last state back to the first one."""
     steps, heads = -(-numbers.shape[0] // size), _STATES >> bits
-    head = np.argmin(lowest[steps * heads : (steps + 1) * heads])
+    head: Any = np.argmin(lowest[steps * heads : (steps + 1) * heads])
     # The bits that are not written yet, after those of unused ones.
     place, count, buffer = out.shape[0], 8 * out.shape[0] - (_START_BITS + bits * (steps - 1)), 0
     for step in range(steps - 1, -1, -1):
-        best = 1 << 40
+        best: Any = 1 << 40
         for state in range(head, _STATES, heads):
             cost = np.int64(lowest[step * heads + (state >> bits)])
             for column in range(step * size, min(step * size + size, numbers.shape[0])):

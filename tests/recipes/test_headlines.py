@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import hashlib
 import json
+import lzma
 import random
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,10 @@ from recipes import headlines
 from recipes.common.recipe import find_recipe
 from recipes.common.table import controls_length
 from recipes.common.tools import run_main
-from recipes.headlines import News, clean_news, clean_text
+from recipes.headlines import Description, read_index, read_sources, split_descriptions
 from recipes.translation.subwords import join_bpe
-from shared_embeddings.utils.files import sha256
 
-AGNEWS, GIGAWORD = find_recipe("agnews_headline"), find_recipe("gigaword_headline")
+DEBIAN, GIGAWORD = find_recipe("debian_headline"), find_recipe("gigaword_headline")
 SUBJECTS = ["oil prices", "the president", "microsoft", "an asteroid", "chelsea", "the court", "iraq", "nasa"]
 VERBS = ["rises", "resigns", "falls", "wins again", "loses", "is delayed", "returns", "agrees"]
 PLACES = ["in london", "in baghdad", "on friday", "after talks", "for the third time", "in new york"]
@@ -36,91 +35,101 @@ def headline(number: int) -> tuple[str, str]:
     return f"{' '.join(parts)} , officials printed in report {number} .", " ".join(parts)
 
 
-# Cleaning
+# Debian's archive
+
+TRANSLATION = """\
+Package: 2048
+Description-md5: 0f25c2ca95ceff4500fde9f651d74f2e
+Description-en: Slide and add puzzle game
+ 2048 slides tiles:
+ .
+  * The goal is 2048:  the end.
+
+Package: bare
+Description-md5: 12
+Description-en: a package without a text
+
+"""
+INDEX = """\
+Package: 2048
+Source: games2048.1 (1.2-3)
+Depends: libc6,
+ zlib1g
+Section: games
+
+Package: bare
+Version: 1
+"""
 
 
-@pytest.mark.parametrize(
-    ("raw", "clean"),
-    [
-        ("United #39;s airport", "United's airport"),
-        ("Hassan:  #39;Abhorrent act #39; says Blair", "Hassan: 'Abhorrent act' says Blair"),
-        (" quot;Yes, quot; he printed", '"Yes," he printed'),
-        ("#36;10 million  amp; more", "$10 million & more"),
-        ("WMC  #151; hostile", "WMC — hostile"),
-        ("a second\\team, over \\$54 a barrel", "a second team, over $54 a barrel"),
-        ('&lt;A HREF="http://x.y?z=1"&gt;HIG.N&lt;/A&gt; on Tuesday', "HIG.N on Tuesday"),
-        ("Campbell Soup Co. (CPB.N: Quote, Profile, Research) on Monday", "Campbell Soup Co. on Monday"),
-        ("see http://example.org/a?b for more", "see for more"),
-        ("Profits Rise; Shares Fall", "Profits Rise; Shares Fall"),
-        ("a race; b", "a race; b"),
-    ],
-)
-def test_markup_is_removed(raw: str, clean: str) -> None:
-    assert clean_text(raw) == clean
+def test_indexes_of_the_archive_are_read(tmp_path: Path) -> None:
+    translation, packages = tmp_path / "Translation-en.xz", tmp_path / "Packages"
+    translation.write_bytes(lzma.compress(TRANSLATION.encode()))
+    packages.write_text(INDEX)
+    game = Description("2048", "Slide and add puzzle game", "2048 slides tiles: * The goal is 2048: the end.")
+    assert read_index(translation) == [game, Description("bare", "a package without a text", "")]
+    assert read_sources(packages) == {"2048": "games", "bare": "bare"}
 
 
-@pytest.mark.parametrize(
-    ("description", "title", "expected"),
-    [
-        ("AP - The Pacers", "Pacers Activate (AP)", ("the pacers", "pacers activate")),
-        ("SPACE.com - TORONTO, Canada -- A team", "The Race (SPACE.com)", ("a team", "the race")),
-        (" NEW YORK (Reuters) - Stocks fell", "Stocks (Update3)", ("stocks fell", "stocks")),
-        ("WASHINGTON - With no fanfare", "Bush signs", ("with no fanfare", "bush signs")),
-        ("The well-known court - sources say", "He (and she)", ("the well-known court - sources say",
-                                                               "he (and she)")),
-        ("Reuters agreed", "Plan (Reuters)", ("reuters agreed", "plan (reuters)")),
-    ],
-)  # fmt: skip
-def test_agencies_and_datelines_are_removed(description: str, title: str, expected: tuple[str, str]) -> None:
-    assert clean_news(News(description, title)) == expected
+def packages(count: int) -> list[Description]:
+    return [Description(f"p{number}", headline(number)[1], headline(number)[0]) for number in range(count)]
 
 
-# Splits
-
-
-def news(count: int) -> list[News]:
-    return [News(*headline(number)) for number in range(count)]
-
-
-def test_split_does_not_depend_on_the_order() -> None:
-    pairs = news(60)
-    first = headlines.split_news(pairs, 5, 10)
-    assert {split: len(part) for split, part in first.items()} == {"test": 10, "valid": 5, "train": 45}
-    random.Random(1).shuffle(pairs)
-    assert headlines.split_news(pairs, 5, 10) == first
-    hashed = {hashlib.sha256("\t".join(pair).encode()).hexdigest(): pair for pair in pairs}
-    assert first["test"] == [hashed[key] for key in sorted(hashed)[:10]]
-    # No text is in two splits, and none is empty.
-    pairs = pairs[:40]
-    twins = [News(pair.description.upper(), "another title") for pair in pairs]
-    parts = headlines.split_news([*pairs, *twins, News("", "t"), News("AP - ", "t (AP)")], 10, 10)
-    texts = [pair.description for part in parts.values() for pair in part]
-    assert len(texts) == len(set(texts)) == 40
-
-
-# AG News
+def test_splits_share_no_source_and_no_text() -> None:
+    """30 sources with two packages each."""
+    descriptions = packages(60)
+    sources = {item.package: f"source{chr(97 + int(item.package[1:]) // 2)}" for item in descriptions}
+    splits = split_descriptions(descriptions, sources, 5, 10)
+    assert {split: len(part) for split, part in splits.items()} == {"test": 10, "valid": 5, "train": 30}
+    used = [{sources[item.package] for item in part} for part in splits.values()]
+    assert [len(part) for part in used] == [10, 5, 15] and len(set.union(*used)) == 30
+    hashed = sorted({*sources.values()}, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+    assert [sources[item.package] for item in splits["test"]] == hashed[:10]
+    # The order of the index does not matter; unusable packages and repeated texts are left out.
+    twins = [Description(f"twin-{item.package}", "again", item.text.upper()) for item in splits["train"]]
+    extra = [
+        Description("empty", "", "text"),
+        Description("bare", "synopsis", ""),
+        Description("lost", "s", "t"),
+    ]
+    mixed = [*descriptions, *twins, *extra]
+    random.Random(1).shuffle(mixed)
+    of_twins = {item.package: "z" * 9 for item in twins} | {"empty": "a", "bare": "b"}
+    texts = [
+        item.text.lower()
+        for part in split_descriptions(mixed, sources | of_twins, 5, 10).values()
+        for item in part
+    ]
+    assert len(texts) == len(set(texts)) <= 60 and "t" not in texts
 
 
 class Prepared:
-    """AG News with generated texts and its own settings."""
+    """Generated packages, as apt has them, with their own settings."""
 
     def __init__(self, folder: Path) -> None:
-        self.table, self.settings = folder / "ag_news" / "test.csv", folder / "data.yaml"
-        self.table.parent.mkdir()
-        self.home = folder / "runs" / "agnews_headline"
-        with self.table.open("w", newline="") as file:
-            writer = csv.writer(file, quoting=csv.QUOTE_ALL)
-            writer.writerows(["1", title, description] for description, title in news(60))
+        self.folder, self.settings = folder / "debian", folder / "data.yaml"
+        self.folder.mkdir()
+        self.home = folder / "runs" / "debian_headline"
+        items = packages(60)
+        texts = [
+            f"Package: {item.package}\nDescription-en: {item.synopsis}\n {item.text}\n" for item in items
+        ]
+        (self.folder / "Translation-en").write_text("\n".join(texts))
+        sources = [
+            f"Package: {item.package}\nSource: {chr(97 + number % 26) * (1 + number // 26)}\n"
+            for number, item in enumerate(items)
+        ]
+        (self.folder / "Packages").write_text("\n".join(sources))
         self.configure()
 
     def configure(self, **changes: Any) -> None:
-        _, settings = AGNEWS.data_settings()
-        settings.update(valid=5, test=10, bpe_operations=30, sha256=sha256(self.table), lengths=[10, 20])
+        _, settings = DEBIAN.data_settings()
+        settings.update(valid=5, test=10, bpe_operations=30, lengths=[10, 20], num_classes=8)
         self.settings.write_text(yaml.safe_dump({**settings, **changes}))
 
     def prepare(self) -> int:
         return run_main(
-            "preprocess", partial(headlines.prepare_news, AGNEWS), ["--settings", str(self.settings)]
+            "preprocess", partial(headlines.prepare_debian, DEBIAN), ["--settings", str(self.settings)]
         )
 
 
@@ -149,7 +158,7 @@ def test_preparation_from_end_to_end(small: Prepared, capsys: pytest.CaptureFixt
     tokens = {line.split("\t")[0] for line in lines(data / "vocabulary")}
     for side in ("source", "target"):
         assert {token for line in lines(data / f"train.{side}") for token in line.split()} <= tokens
-    titles = {pair.description: pair.title for pair in news(60)}
+    titles = dict(map(headline, range(60)))
     assert lines(data / "text" / "test.target") == [
         titles[text] for text in lines(data / "text" / "test.source")
     ]
@@ -158,12 +167,21 @@ def test_preparation_from_end_to_end(small: Prepared, capsys: pytest.CaptureFixt
     assert "running" not in capsys.readouterr().out
 
 
+def test_own_split_is_used_as_it_is(small: Prepared) -> None:
+    (small.folder / "Packages").unlink()
+    for split, count in (("train", 20), ("valid", 4), ("test", 3)):
+        table = "".join("\t".join(item) + "\n" for item in packages(count))
+        (small.folder / f"descriptions.{split}.tsv.gz").write_bytes(gzip.compress(table.encode()))
+    assert small.prepare() == 0
+    description = json.loads((small.home / "data" / "data.json").read_text())
+    assert description["pairs"] == {"train": 20, "valid": 4, "test": 3}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sha256": "0" * 64}, "SHA-256"),
         ({"lengths": ["x"]}, "'lengths' is ['x']"),
-        ({"test": 58}, "60 pairs are too few"),
+        ({"test": 58}, "60 sources are too few"),
     ],
 )
 def test_user_errors_are_reported_in_one_line(
@@ -188,17 +206,19 @@ def test_scores_compare_lengths_and_cut_to_the_requested_bytes() -> None:
     assert "bytes:10|" in scores["recall"]["signature"] and "bytes:all|" in scores["f1"]["signature"]
 
 
-@pytest.mark.parametrize("name", ["agnews_headline", "gigaword_headline"])
+@pytest.mark.parametrize("name", ["debian_headline", "gigaword_headline"])
 def test_every_row_can_be_read_and_built(name: str) -> None:
     for row_name, row in find_recipe(name).rows.items():
-        options = {key: value for key, value in row.embedding.items() if key != "method"}
+        options = {key: value for key, value in row.embedding.items() if key not in ("method", "classes")}
+        if "classes" in row.embedding:  # a file of preprocess.sh
+            options["random_classes"] = True
         size = row.train["hidden_size"]
         count = se.num_parameters(
             row.embedding["method"], num_embeddings=16_008, embedding_dim=size, **options
         )
         if row.paper:
             assert count / 1e6 == pytest.approx(row.paper["embedding"], rel=0.06)
-        assert controls_length(row) == (row_name != "standard")
+        assert controls_length(row) == (row_name != "no_length_control")
 
 
 def test_rows_of_alone_train_as_in_the_readme_of_its_authors() -> None:

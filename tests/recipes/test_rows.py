@@ -139,7 +139,7 @@ def test_invalid_rows_are_named(folder: Path) -> None:
 def test_unknown_rows_and_recipes(folder: Path) -> None:
     with pytest.raises(UserError, match="recipe has no row 'common'; there are: standard, funnel, "):
         Recipe(folder).row("common")
-    with pytest.raises(UserError, match="no recipe 'common'; there are: agnews_headline, "):
+    with pytest.raises(UserError, match="no recipe 'common'; there are: debian_headline, "):
         find_recipe("common")
 
 

@@ -54,6 +54,26 @@ def test_rows_are_chosen_by_pattern_in_the_order_of_the_file() -> None:
         read_grid(RECIPE, ["small"])
 
 
+@pytest.mark.parametrize(
+    ("raw", "clean"),
+    [
+        ("United #39;s airport", "United's airport"),
+        ("Hassan:  #39;Abhorrent act #39; says Blair", "Hassan: 'Abhorrent act' says Blair"),
+        (" quot;Yes, quot; he printed", '"Yes," he printed'),
+        ("#36;10 million  amp; more", "$10 million & more"),
+        ("WMC  #151; hostile", "WMC — hostile"),
+        ("a second\\team, over \\$54 a barrel", "a second team, over $54 a barrel"),
+        ('&lt;A HREF="http://x.y?z=1"&gt;HIG.N&lt;/A&gt; on Tuesday', "HIG.N on Tuesday"),
+        ("Campbell Soup Co. (CPB.N: Quote, Profile, Research) on Monday", "Campbell Soup Co. on Monday"),
+        ("see http://example.org/a?b for more", "see for more"),
+        ("Profits Rise; Shares Fall", "Profits Rise; Shares Fall"),
+        ("a race; b", "a race; b"),
+    ],
+)
+def test_markup_of_news_is_removed(raw: str, clean: str) -> None:
+    assert preprocess.clean_text(raw) == clean
+
+
 def test_scores_of_the_original_encoder() -> None:
     draw = np.random.default_rng(0)
     vectors = {name: unit(draw.normal(size=(30, 8))) for name in EncoderTexts.__dataclass_fields__}

@@ -175,6 +175,19 @@ def test_ints_and_floats() -> None:
         a, b = lanes.load_floats(x, 0), lanes.load_floats(y, 0)
         return lanes.add_floats(a, b) if is_sum else lanes.min_floats(a, b)
 
+    def difference(x: Any, y: Any) -> Any:
+        return lanes.sub_floats(lanes.load_floats(x, 0), lanes.load_floats(y, 0))
+
+    def products(x: Any, y: Any, z: Any) -> Any:
+        return lanes.add_products(lanes.load_floats(x, 0), lanes.load_floats(y, 0), lanes.load_floats(z, 0))
+
+    assert (run(np.float32, difference, X, Y) == X - Y).all()
+    np.testing.assert_allclose(run(np.float32, products, X, Y, Z), X + Y * Z, rtol=1e-5, atol=1e-6)
+    matrix = np.ones((1, 1))
+    while len(matrix) < FLOATS:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    transformed = run(np.float32, lambda x: lanes.hadamard(lanes.load_floats(x, 0)), X)
+    np.testing.assert_allclose(transformed, matrix @ X, rtol=1e-5, atol=1e-5)
     assert (run(np.float32, both, X, Y, True) == X + Y).all()
     assert (run(np.float32, both, X, Y, False) == np.minimum(X, Y)).all()
 

@@ -213,13 +213,36 @@ def test_paths_are_read_in_any_number_of_rows(dim: int) -> None:
         hidden, rows = torch.randn(5, wanted.size(1)), F.pad(wanted, (0, 3)) * sizes + center
         scores = hidden @ (wanted * scales).t()
         for count in (0, 1, 15, 16, 17, 50):
-            plan = trellis.entry_plan(steps)
+            plan = trellis.entry_plan(runs)
             read = kernels.decode_rows(codes[:count], scales[:count], plan, sizes, center)
             torch.testing.assert_close(read, (rows * scales)[:count])
             actual = trellis.path_scores(hidden, codes[:count], steps, scales[:count])
             torch.testing.assert_close(
                 actual, scores[:, :count], rtol=1e-4, atol=1e-4 * float(scores.abs().max())
             )
+
+
+@pytest.mark.parametrize("codec", codecs())
+@pytest.mark.parametrize("dim", [48, 160, 134])
+def test_compiled_look_ups_agree_with_torch(codec: str, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one rate and several, and padding; with numbers along an odd factor of D, of which 67 is large."""
+    ids = torch.tensor([[5, 0, 3], [29, 0, 5]])
+    for bits in (2.0, 2.5):
+        words = {"num_embeddings": 30, "embedding_dim": dim, "padding_idx": 0}
+        embedding = se.build("quantized", **words, codec=codec, bits=bits).eval()
+        rows = []
+        for is_usable in (True, False):
+            monkeypatch.setattr(kernels, "usable", lambda *_, use=is_usable: use)
+            with torch.no_grad():
+                rows += [
+                    embedding(ids),
+                    torch.stack([embedding(word) for word in ids.view(-1)]).view(2, 3, dim),
+                ]
+        for others in rows[1:]:
+            torch.testing.assert_close(others, rows[0])
+        assert not rows[0][0, 1].any()
+        with pytest.raises(IndexError):
+            embedding(torch.tensor([30]))
 
 
 def test_uniform_codes_worked_by_hand() -> None:
@@ -250,6 +273,8 @@ def test_rotations_are_orthogonal(dim: int) -> None:
     torch.testing.assert_close(matrix @ matrix.t(), torch.eye(dim, dtype=torch.float64))
     torch.testing.assert_close(rotate(rows, signs), rows @ matrix)
     torch.testing.assert_close(rotate(rotate(rows, signs), signs, is_inverted=True), rows)
+    # A compiled loop, for all types but this one.
+    torch.testing.assert_close(rotate(rows.float(), signs, is_inverted=True), (rows @ matrix.t()).float())
     if dim > 100 and dim != 257:  # single numbers are spread over all
         assert float(matrix.abs().max()) < 2 / math.sqrt(dim)
 

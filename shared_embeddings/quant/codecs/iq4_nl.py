@@ -22,7 +22,7 @@ def decode_iq4_nl(codes: Any, rate: float, dim: int, parts: Mapping[str, Any]) -
 
 
 # Of codes 0, 1, ...; computed once, as torch.compile does not trace how.
-_LEVELS = decode_iq4_nl(np.arange(0, 256, 16, np.uint8)[:, None], 4, 1, {})[:, 0]
+_LEVELS = decode_iq4_nl(np.arange(0, 256, 16, dtype=np.uint8)[:, None], 4, 1, {})[:, 0]
 
 
 @register("iq4_nl")

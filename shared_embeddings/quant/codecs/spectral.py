@@ -339,13 +339,15 @@ class SpectralCodec(TrellisCodec):
 
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
         """Reflected rows."""
-        steps = steps_for(self._runs[rate])
-        sizes, center = books[f"sizes{float(rate)}"], books[f"center{float(rate)}"]
+        _, sizes, center = plan = self.decoding(rate, books)
         if kernels.usable(codes, scales, sizes, center):
-            return kernels.decode_rows(codes, scales, entry_plan(steps), sizes, center)
-        entries = read_entries(codes, steps)
+            return kernels.decode_rows(codes, scales, *plan)
+        entries = read_entries(codes, steps_for(self._runs[rate]))
         values = F.pad(entries, (0, self.dim - entries.size(1))) * sizes + center
         return values.to(scales.dtype) * scales
+
+    def decoding(self, rate: float, books: Books) -> tuple[kernels.EntryPlan, Any, Any]:
+        return entry_plan(self._runs[rate]), books[f"sizes{float(rate)}"], books[f"center{float(rate)}"]
 
     def derived(self, books: Books, rates: Sequence[float]) -> Books:
         """T for axes A: ``v - (v Aᵀ) T A`` is v after all reflections, one after the other. Also the mean

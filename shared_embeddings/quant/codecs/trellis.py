@@ -198,10 +198,7 @@ class TrellisCodec(Codec):
 
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
         if kernels.usable(codes, scales):
-            ones = torch.ones(self.dim)
-            return kernels.decode_rows(
-                codes, scales, entry_plan(self.steps[rate]), ones, torch.zeros_like(ones)
-            )
+            return kernels.decode_rows(codes, scales, *self.decoding(rate, books))
         if rate < 1:
             return read_entries(codes, self.steps[rate]).to(scales.dtype) * scales
         width = int(rate)
@@ -213,6 +210,9 @@ class TrellisCodec(Codec):
         start = START_BITS - STATE_BITS
         streams = read_windows(codes, -(-self.dim // together), bits, width * together, start)
         return F.embedding(streams, entries).flatten(1)[:, : self.dim].to(scales.dtype) * scales
+
+    def decoding(self, rate: float, books: Books) -> tuple[kernels.EntryPlan, Any, Any]:
+        return entry_plan(((rate, self.dim),)), *kernels.plain(self.dim)
 
     def direct_scores(
         self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books
@@ -465,7 +465,16 @@ def path_scores(hidden: Tensor, codes: Tensor, steps: Steps, scales: Tensor) -> 
 
 
 @functools.cache
-def entry_plan(steps: Steps) -> kernels.EntryPlan:
-    """How `kernels.decode_rows` reads what `packed_states` wrote."""
-    numbers, _, ends = _places_of(steps, torch.device("cpu")).numpy()
-    return kernels.EntryPlan.of(ends, numbers * _STATES, STATE_BITS, path_books().ravel())
+def entry_plan(runs: Runs) -> kernels.EntryPlan:
+    """How `kernels.decode_rows` reads what `packed_states` wrote for the steps of runs."""
+    planned, column, end = [], 0, START_BITS
+    for step, group in itertools.groupby(steps_for(runs)):
+        count = len(list(group))
+        end += step.bits if column else 0
+        planned += [
+            (column + number, step.numbers, count, end, step.bits, (step.book + number) * _STATES)
+            for number in range(step.numbers)
+        ]
+        column += step.numbers * count
+        end += step.bits * (count - 1)
+    return kernels.EntryPlan.of(planned, STATE_BITS, path_books().ravel())

@@ -359,6 +359,15 @@ TRIMMED: dict[str, tuple[Callable[[], Any], str, Callable[[int], dict[str, Any]]
             **{"bos_token_id": 0, "eos_token_id": [1, 2], "pad_token_id": 2},
         },
     ),
+    # With a second table of the same words.
+    "gemma4": (
+        byte_level,
+        "AutoModelForCausalLM",
+        lambda words: {
+            **{"vocab_size": words, "vocab_size_per_layer_input": words},
+            **{"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2},
+        },
+    ),
     # Names an id without a token.
     "gpt2": (
         byte_level,

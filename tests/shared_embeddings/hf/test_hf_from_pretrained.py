@@ -107,10 +107,21 @@ def test_disk_offload(tmp_path: Path, kind: str) -> None:
         load(small, device_map={"model": "cpu", "lm_head": "cpu", "shared_embeddings": "disk"}, **settings)
 
 
-def test_tables_for_input_only_stay_on_the_disk(tmp_path: Path) -> None:
+@pytest.mark.slow_except("gemma4-*")
+@pytest.mark.parametrize(
+    ("kind", "mapped", "others"),
+    [
+        ("gemma4", {"per_layer_words"}, {"words"}),
+        ("BltForCausalLM", {"input_words", "ngrams"}, {"output_words"}),
+        ("Qwen4ExpForCausalLM", {"input_words", "ngrams_0", "ngrams_1"}, {"output_words"}),
+    ],
+)
+def test_tables_for_input_only_stay_on_the_disk(
+    tmp_path: Path, kind: str, mapped: set[str], others: set[str]
+) -> None:
     """Also when the model is saved where it was loaded from."""
-    shrink("gemma4", tmp_path / "small", method="quantized", bits=4.0)
-    model = auto_class("gemma4").from_pretrained(tmp_path / "small")
+    shrink(kind, tmp_path / "small", method="quantized", bits=4.0)
+    model = auto_class(kind).from_pretrained(tmp_path / "small")
     wanted = scores(model)
     lines = Path("/proc/self/maps").read_text().splitlines()
     ranges = [line.split()[0].split("-") for line in lines if line.endswith("model.safetensors")]
@@ -120,10 +131,10 @@ def test_tables_for_input_only_stay_on_the_disk(tmp_path: Path) -> None:
         for buffer, codes in embedding.named_buffers()
         if buffer.startswith("streams")
     }
-    assert is_mapped == {"per_layer_words": True, "words": False}
+    assert is_mapped == dict.fromkeys(mapped, True) | dict.fromkeys(others, False)
     model.save_pretrained(tmp_path / "small")
     assert torch.equal(scores(model), wanted)
-    assert torch.equal(scores(auto_class("gemma4").from_pretrained(tmp_path / "small")), wanted)
+    assert torch.equal(scores(auto_class(kind).from_pretrained(tmp_path / "small")), wanted)
 
 
 def test_other_tasks(tmp_path: Path) -> None:

@@ -2,4 +2,4 @@
 # Trains one row of the table; --help explains.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../common/environment.sh"
-exec "$PYTHON" -m recipes agnews_headline train "$@"
+exec "$PYTHON" -m recipes debian_headline train "$@"

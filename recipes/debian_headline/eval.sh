@@ -2,4 +2,4 @@
 # Scores one trained row; --help explains.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../common/environment.sh"
-exec "$PYTHON" -m recipes agnews_headline eval "$@"
+exec "$PYTHON" -m recipes debian_headline eval "$@"

@@ -2,4 +2,4 @@
 # Prepares the data; --help explains.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../common/environment.sh"
-exec "$PYTHON" -m recipes agnews_headline preprocess "$@"
+exec "$PYTHON" -m recipes debian_headline preprocess "$@"
