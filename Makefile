@@ -14,10 +14,10 @@ MODEL ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help readme setup setup-any demo report docs notebooks test test-all smoke walk drill gpu check format pins clean
+.PHONY: help readme setup setup-any demo report docs notebooks test test-all smoke walk drill gpu image-test check format pins clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## /\1	/p' $(MAKEFILE_LIST) | while IFS="	" read -r name text; do printf '  make %-9s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1	/p' $(MAKEFILE_LIST) | while IFS="	" read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
 
 setup: ## create .venv with the pinned packages (other targets do this first; CPU=1: torch for CPUs; LIGHT=1: 1 GB less)
 	@PYTHON="$(PYTHON)" TORCH_BUILD="$(if $(CPU),cpu)" LIGHT="$(LIGHT)" scripts/setup.sh
@@ -56,6 +56,9 @@ drill: setup ## kill, stop and starve the commands
 
 gpu: setup ## measure what needs a GPU, again to resume (SLICES="output ptb", MINUTES=8 for each; TINY=1: tiny, on the CPU)
 	@$(BIN)/python -m benchmarks.gpu $(if $(TINY),--tiny) $(if $(SLICES),--slices $(SLICES)) $(if $(MINUTES),--minutes $(MINUTES))
+
+image-test: ## build the image for CPUs and run what docker/README.md promises (ENGINE=podman: as root, without Docker)
+	@docker/image_test.sh
 
 check: setup-any ## lint, formatting and types
 	$(BIN)/python -m ruff check .
