@@ -54,6 +54,7 @@ pip_volumes() {
     local path
     # shellcheck disable=SC2013  # several in a line
     for path in $(grep -oE '(^| |//)/[^ ]+' "$work/pip.conf" | sed 's|^//||' | sort -u); do
+        path=${path%/simple} # an index of files links to its neighbors
         [ ! -e "$path" ] || echo --volume "$path:$path:ro"
     done
     echo --volume "$work/pip.conf:/etc/pip.conf:ro"
