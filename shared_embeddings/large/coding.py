@@ -33,8 +33,9 @@ from shared_embeddings.utils.files import bytes_on_disk, replacing, write_json
 from shared_embeddings.utils.options import OptionError
 from shared_embeddings.utils.progress import begin_phase, command_progress, plan_phases, progress_bar
 
-# Rows from which what all rows share is learned, and rows whose error is measured.
-SAMPLE, _MEASURED = 2**15, 2**12
+# Rows from which what all rows share is learned, and rows whose error is measured; fewer where these, which
+# stay in memory, have more numbers.
+SAMPLE, _MEASURED, _MOST_SAMPLED = 2**15, 2**12, 2**26
 # A table has about so many shards, which have at least and at most so many numbers.
 _SHARDS, LEAST_NUMBERS, _MOST_NUMBERS = 16, 2**26, 2**32
 # Numbers that are coded together.
@@ -185,7 +186,8 @@ def _write_plan(
 ) -> None:
     """Learn what the rows share, and choose the shards, unless another process was faster."""
     begin_phase("learning")
-    embedding = QuantizedEmbedding.learn(source.sample(SAMPLE), wanted["asked"])
+    sample = source.sample(min(SAMPLE, max(1, _MOST_SAMPLED // source.embedding_dim)))
+    embedding = QuantizedEmbedding.learn(sample, wanted["asked"])
     numbers = source.num_embeddings * source.embedding_dim
     size = shard_numbers or min(max(numbers // _SHARDS, LEAST_NUMBERS), _MOST_NUMBERS)
     rows = -(-source.num_embeddings // max(1, round(numbers / size)))
@@ -290,6 +292,7 @@ def join(folder: Path) -> list[str]:
 @torch.no_grad()
 def _measured_error(source: TableRows, table: LargeTable) -> float:
     """Return the relative error of rows at equal distances."""
-    ids = torch.arange(0, source.num_embeddings, 1 + source.num_embeddings // _MEASURED)
+    count = min(_MEASURED, max(1, _MOST_SAMPLED // 8 // source.embedding_dim))
+    ids = torch.arange(0, source.num_embeddings, 1 + source.num_embeddings // count)
     rows = torch.cat([source.read(row, row + 1) for row in ids.tolist()])
     return float((table(ids) - rows).norm() / rows.norm().clamp(min=1e-30))
