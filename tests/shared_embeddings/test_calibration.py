@@ -118,7 +118,9 @@ class Linear:
         self.is_scored = True
 
     def tables(self) -> list[Any]:
-        return [types.SimpleNamespace(name="words", table=self.table.weight, is_scored=self.is_scored)]
+        table = self.table.weight
+        words = [str(number) for number in range(len(table))]
+        return [types.SimpleNamespace(name="words", table=table, words=words, is_scored=self.is_scored)]
 
     def samples(self, texts: object, seed: int, tokens: int) -> Samples:
         ids = torch.randint(20, (self.number,), generator=torch.Generator().manual_seed(seed))
