@@ -28,7 +28,7 @@ from torch.nn.utils.rnn import pad_sequence
 from nmt.corpora import check_parallel, read_lines
 from nmt.embeddings import scoring_layer
 from nmt.hooks import apply_patches
-from nmt.length_control import read_desired_lengths
+from nmt.length_control import positions_of, read_desired_lengths
 from nmt.plan import PADDING
 from nmt.vocabulary import SENTENCE_MARKS, UNKNOWN
 from shared_embeddings.compress import measure
@@ -122,6 +122,8 @@ class _Reader:
         end, decoder = self.vocabs["tgt"][DefaultTokens.EOS], self.model.decoder
         target = torch.full((len(source), 1, 1), self.start)
         is_done = torch.zeros(len(source), dtype=torch.bool)
+        for positions in positions_of(self.model):  # models with a desired length: half of the source's
+            positions.set_lengths((lengths // 2).clamp(min=1))
         encoded, state, lengths = self.model.encoder(source, lengths)
         for _ in range(int(_RATIO * source.size(1)) + _MORE):
             decoder.init_state(source, encoded, state)

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from shared_embeddings.compress.options import MODEL, CompressOptions, TrimOptions, check_runtime
 from shared_embeddings.utils.errors import UserError
@@ -83,7 +83,7 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
     if options.table is not None:
         from shared_embeddings.large.coding import compress_table
 
-        return compress_table(options, **method_options).summary()
+        return compress_table(options, **cast(dict[str, Any], method_options)).summary()
     if options.compare:
         for name in method_options:
             raise UserError(f"{name} is an option of a method; compare takes none")

@@ -146,7 +146,7 @@ def count_lookups(
 
     After a first batch, the model stops at the last of these look-ups.
     """
-    counts = {name: torch.zeros(module.num_embeddings) for name, module in layers.items()}
+    counts = {name: torch.zeros(int(module.num_embeddings)) for name, module in layers.items()}  # type: ignore[arg-type]
     calls, calls_of_batch = 0, 0
 
     def count(name: str, ids: Tensor) -> None:

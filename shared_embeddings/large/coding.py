@@ -84,7 +84,7 @@ class LargeTableReport(NamedTuple):
 
 
 def compress_table(
-    options: CompressOptions, *, shard_numbers: int | None = None, **method_options: object
+    options: CompressOptions, *, shard_numbers: int | None = None, **method_options: Any
 ) -> LargeTableReport:
     """Code the rows of a table in safetensors, or the part of them that `options.part` names.
 
