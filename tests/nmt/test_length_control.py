@@ -17,6 +17,8 @@ from nmt.embeddings import shared_embeddings_of
 from nmt.hooks import apply_patches
 from nmt.length_control import LengthControlledPositions, positions_of
 from nmt.models import build_from_checkpoint
+from shared_embeddings.compress.command import compress
+from shared_embeddings.compress.options import CompressOptions
 from shared_embeddings.utils.errors import UserError
 from tests.nmt.conftest import WORDS, ErrorLine, Host, Trained, run
 
@@ -176,6 +178,13 @@ def test_batches_equal_single_lines(counting: tuple[Host, Path], options: tuple[
         scores = [[float(line.split("\t")[1]) for line in lines] for lines in (filled, alone)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-4)
         assert len(filled) == 15
+
+
+def test_predictions_are_compared_when_it_is_compressed(counting: tuple[Host, Path]) -> None:
+    host, checkpoint = counting
+    options = CompressOptions(model=checkpoint, output=host.folder / "small.pt", method="quantized")
+    kept = compress(options, bits=8).report.kept
+    assert kept.share is not None and kept.share > 0.9, kept.how
 
 
 def test_length_needs_no_ratio_to_the_source(counting: tuple[Host, Path]) -> None:
