@@ -530,7 +530,7 @@ def rotate(values: Tensor, signs: Tensor | None, is_inverted: bool = False) -> T
 def _rotation(signs: Tensor) -> tuple[Tensor, Any] | None:
     """What loops need to rotate back, as `rotate` does; None if a product with a large matrix is faster."""
     odd = len(signs) // (len(signs) & -len(signs))
-    return (signs, _odd_matrix(odd)) if odd < 64 else None
+    return (dense(signs), _odd_matrix(odd)) if odd < 64 else None
 
 
 @functools.cache

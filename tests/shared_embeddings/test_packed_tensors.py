@@ -435,6 +435,16 @@ def cases(words: int, dim: int) -> Iterator[tuple[str, dict[str, Any], str]]:
                 yield "quantized", {"bits": bits, "codec": name}, "fp16"
 
 
+@pytest.mark.parametrize("codec", ["trellis", "spectral"])
+def test_loops_read_packed_signs_of_the_rotation(codec: str) -> None:
+    made = se.build("quantized", num_embeddings=300, embedding_dim=512, bits=2.0, codec=codec).eval()
+    held: Any = installed(made, "fp16").requires_grad_(False)
+    assert isinstance(held.signs, PackedTensor)
+    ids = torch.tensor([5, 299])
+    with torch.no_grad():
+        torch.testing.assert_close(held(ids), made(ids), rtol=0.05, atol=0.01)
+
+
 # Rows of these take too long to be computed for every token, so their output table is cached.
 CACHED = ("alone", "define", "tensor_train")
 
