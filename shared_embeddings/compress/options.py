@@ -200,16 +200,14 @@ class CompressOptions:
             )
             self._reject_with(True, ("text", "token_counts", "calibration", "trim_to", "recover"), what)
             self._reject_with(True, ("validation", "validation_source", "skip_undecodable"), what)
-            if self.method is None:
-                object.__setattr__(self, "method", "quantized")
         elif self.part is not None:
             raise UserError("part has no effect without table; also name the table")
-        if self.method is None and self.runtime is None:
+        if self.method is None and self.runtime is None and self.table is None:
             self._reject_with(True, ("store", "fit_steps"), "several methods; also give method")
             if not self.check:
                 raise UserError("check=False needs a method: several are compared by running the model")
         sizes = [name for name in ("size", "bits", "max_loss") if getattr(self, name) is not None]
-        if len(sizes) > 1 or (not sizes and not (self.method or self.grid)):
+        if len(sizes) > 1 or (not sizes and not (self.method or self.grid or self.table)):
             raise UserError("give exactly one of size, bits and max_loss, or a method")
         if self.runtime is None:
             self._reject_with(True, ("grid", "gguf"), "codes of this package; also give the runtime (for)")

@@ -23,6 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from shared_embeddings.checkpoints import load_tensors
 from shared_embeddings.compress.options import CompressOptions
 from shared_embeddings.large.source import TableRows
 from shared_embeddings.large.table import FORMAT, INDEX, SHARED, LargeTable, shared_part
@@ -169,16 +170,20 @@ def _read_plan(
     }
     if not (output / SHARED).exists():
         _write_plan(source, output, wanted, shard_numbers)
-    with safe_open(output / SHARED, "pt") as file:
-        plan = json.loads(file.metadata()[_PLAN])
-        state = {name: file.get_tensor(name) for name in file.keys()}
+    plan = _stored_plan(output)
     for name, value in wanted.items():
         if plan[name] != value:
             raise UserError(
                 f"output {output}: was begun with {name} {plan[name]!r}, not {value!r}; name another folder, "
                 "or delete it"
             )
-    return plan, shared_part(plan, state)
+    return plan, shared_part(plan, load_tensors(output / SHARED, f"table {output / SHARED}"))
+
+
+def _stored_plan(folder: Path) -> dict[str, Any]:
+    with safe_open(folder / SHARED, "pt") as file:
+        plan: dict[str, Any] = json.loads(file.metadata()[_PLAN])
+    return plan
 
 
 def _write_plan(
@@ -275,8 +280,7 @@ def join(folder: Path) -> list[str]:
     """
     if not (folder / SHARED).is_file():
         raise UserError(f"table {folder}: has no {SHARED}; name the output of compress")
-    with safe_open(folder / SHARED, "pt") as file:
-        plan = json.loads(file.metadata()[_PLAN])
+    plan = _stored_plan(folder)
     names = [shard["file"] for shard in plan["shards"]]
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -413,10 +413,15 @@ class QuantizedEmbedding(SharedEmbedding):
         )
         layout = {"directions": list(codec.layout)} if codec.layout else {}
         made: Any = build("quantized", **sizes, **{**options, **layout, "words_per_width": counts})
-        rotated = torch.cat([rotate(rows, made.signs) for rows in sample.split(BLOCK)])
-        for name, values in made.codec.learn(rotated, torch.full((len(sample),), rate)).items():
-            made.get_parameter(name).copy_(values)
+        made._learn_books(sample.split(BLOCK), torch.full((len(sample),), rate))
         return made  # type: ignore[no-any-return]
+
+    def _learn_books(self, blocks: Iterable[Tensor], rates: Tensor) -> None:
+        """Set the codebooks by a sample of rows in blocks, and the rates ``(n,)`` of all."""
+        # In blocks: rotating takes several copies.
+        sample = torch.cat([rotate(rows.float(), self.signs) for rows in blocks])
+        for name, values in self.codec.learn(sample, rates).items():
+            self.get_parameter(name).copy_(values)
 
     def encode(self, rows: Tensor) -> Encoded:
         """Return codes and scales of rows ``(n, D)`` in float32, where all rows have the same bits."""
@@ -458,12 +463,8 @@ class QuantizedEmbedding(SharedEmbedding):
         for rate in made.word_counts:
             words = (rates == rate).nonzero().flatten()
             is_sampled[words[:: max(1, len(words) // _SAMPLE_OF_RATE)]] = True
-        # In blocks: rotating takes several copies.
         ids = is_sampled.nonzero().flatten().to(table.device)
-        sample = torch.cat([rotate(table[block].float(), made.signs) for block in ids.split(BLOCK)])
-        for name, values in made.codec.learn(sample, rates.to(table.device)[ids]).items():
-            made.get_parameter(name).copy_(values)
-        del sample
+        made._learn_books((table[block] for block in ids.split(BLOCK)), rates.to(table.device)[ids])
         books, metric = made._shared().books, None
         if task.metric is not None:
             rotated = Metric(task.metric).seen_by(lambda states: rotate(states, made.signs))

@@ -160,8 +160,10 @@ class SpectralCodec(TrellisCodec):
         """
         equal = torch.ones(len(table), dtype=torch.float64, device=table.device)
         weights = equal if importance is None else importance.to(equal)
-        directions, energy = _principal_directions(table).float(), squared_norms(table)
-        directions = directions.to(table.device)
+        directions, energy = (
+            _principal_directions(table).to(table.device, torch.float32),
+            squared_norms(table),
+        )
         if metric is not None:
             # A metric of few directions knows little of most words.
             energy = squared_norms(table, metric) + metric.diagonal().mean().to(energy) * energy
@@ -175,26 +177,23 @@ class SpectralCodec(TrellisCodec):
         sample = torch.searchsorted(shares, quantiles.to(shares)).clamp(max=len(table) - 1)
         # Many reflections fit a few rows too well, so codebooks are learned from more.
         learned = torch.cat([ids, sample])
+        learned_rows, sampled_rows = table[learned].float(), table[sample].float()
         trials, errors = [], []
         for costs in (metric, None):
             codec, rates, costs_of = self._fitted(known, costs, is_small)
-            books = codec.learn(table[learned].float(), rates.to(table.device)[learned])
+            books = codec.learn(learned_rows, rates.to(table.device)[learned])
             sampled = rates[sample.cpu()]
             errors.append(
                 sum(
-                    codec._missed(
-                        table[sample[(sampled == rate).to(table.device)]].float(), rate, books, metric
-                    )
+                    codec._missed(sampled_rows[(sampled == rate).to(table.device)], rate, books, metric)
                     for rate in sampled.unique().tolist()
                 )
             )
             trials.append((codec, costs_of))
         codec, costs_of = trials[0 if errors[0] < _CLEARLY * errors[1] else 1]
-        rows, left = table[sample[:: _TRIED // _MEASURED]].float(), []
+        rows, left = sampled_rows[:: _TRIED // _MEASURED], []
         for rate in self.rates:
-            books = codec.learn(
-                table[learned].float(), torch.full((len(learned),), rate, device=table.device)
-            )
+            books = codec.learn(learned_rows, torch.full((len(learned),), rate, device=table.device))
             left.append(codec._missed(rows, rate, books, metric))
         measured = torch.tensor(left, dtype=torch.float64) / float(squared_norms(rows, metric).sum())
         rates = codec.allocate(energy, weights, is_small, measured)
