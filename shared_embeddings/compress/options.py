@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from shared_embeddings.runtimes.base import Runtime, runtimes
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import check_known, option, require_at_least
-from shared_embeddings.utils.paths import existing_file, existing_path, model_path, new_path, output_path
+from shared_embeddings.utils.paths import (
+    existing_file,
+    existing_path,
+    model_path,
+    new_path,
+    output_path,
+    shared_table,
+)
 
 # Modules that import torch are imported by the functions, so that help comes at once.
 if TYPE_CHECKING:
@@ -98,6 +105,7 @@ class CompressOptions:
         "the name of a tensor in safetensors: code this table alone, in blocks of rows, so that it need not "
         "fit in memory; * stands for the number of a part, as in table.shard_*.weight",
         None,
+        parse=shared_table,
     )
     part: str | None = option(
         "with table: code only this part, such as 0/4; by default RANK/WORLD_SIZE, as torchrun sets them",

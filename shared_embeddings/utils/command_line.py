@@ -160,7 +160,8 @@ class StopFlag:
 class Parser(argparse.ArgumentParser):
     """A parser with one-line errors, for options by their full names.
 
-    Options that name files have a type of `paths`. With the option ``--force``, outputs may exist.
+    Options that name files have a type of `paths`. With the option ``--force``, or one of the type
+    `shared_table`, outputs may exist.
     """
 
     def __init__(self, prog: str, example: str | None = None, **settings: Any) -> None:
@@ -178,8 +179,7 @@ class Parser(argparse.ArgumentParser):
         inputs = [path for kind in read for path in by_type.get(kind, [])]
         new, replaced = by_type.get(paths.new_path, []), by_type.get(paths.output_path, [])
         try:
-            # The parts of a large table, and runs that were stopped, have one output.
-            may_exist = getattr(known, "force", False) or hasattr(known, "table")
+            may_exist = getattr(known, "force", False) or paths.shared_table in by_type
             paths.check_outputs(new, inputs, may_exist)
             paths.check_outputs(replaced, [*inputs, *new], force=True)
         except UserError as error:

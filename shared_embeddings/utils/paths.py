@@ -47,6 +47,11 @@ def output_path(text: str) -> Path:
     return Path(text)
 
 
+def shared_table(text: str) -> str:
+    """Return the name of a table that several processes write: outputs may exist; an argparse type."""
+    return text
+
+
 def check_outputs(outputs: Iterable[Path], inputs: Iterable[Path], force: bool) -> None:
     """Raise `UserError` if an output is an input or another output, or cannot be written, or exists.
 
