@@ -338,9 +338,9 @@ class SpectralCodec(TrellisCodec):
 
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
         """Reflected rows."""
-        _, sizes, center = plan = self.decoding(rate, books)
-        if kernels.usable(codes, scales, sizes, center):
-            return kernels.decode_rows(codes, scales, *plan)
+        sizes, center = books[f"sizes{float(rate)}"], books[f"center{float(rate)}"]
+        if kernels.usable(codes, scales, sizes, center):  # graphs cannot have the plan of `decoding`
+            return kernels.decode_rows(codes, scales, *self.decoding(rate, books))
         entries = read_entries(codes, steps_for(self._runs[rate]))
         values = F.pad(entries, (0, self.dim - entries.size(1))) * sizes + center
         return values.to(scales.dtype) * scales
