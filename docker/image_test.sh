@@ -218,6 +218,7 @@ learning_rate: 0.003
 batch_size: 32
 batch_type: sents
 num_workers: 0
+gpu_backend: gloo
 train_steps: 3000
 save_checkpoint_steps: 3000
 valid_steps: 3000
