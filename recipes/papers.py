@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -430,7 +430,7 @@ def papers_table(papers: Sequence[Paper]) -> str:
     sizes = compare_sizes(papers)
     agreement = sizes["agreement"].str.split(" ").str[0]
     lines = []
-    for paper in papers:
+    for paper in (paper for paper in papers if paper.cells):
         counts = agreement[sizes["paper"] == paper.name].value_counts()
         line = {
             "paper": paper.title,
