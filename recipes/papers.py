@@ -426,7 +426,7 @@ def sizes_tables(papers: Sequence[Paper]) -> str:
 
 
 def papers_table(papers: Sequence[Paper]) -> str:
-    """Return the numbers of rows and sizes in each paper, of rows that a recipe trains, and of sizes that agree."""
+    """Return the numbers of rows in each paper, of those in recipes, of sizes, and of those that agree."""
     sizes = compare_sizes(papers)
     agreement = sizes["agreement"].str.split(" ").str[0]
     lines = []

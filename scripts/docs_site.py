@@ -136,7 +136,7 @@ def commands() -> str:
 
 
 def papers() -> str:
-    """Return the numbers of rows and sizes in each paper, of rows that a recipe trains, and of sizes that agree."""
+    """Return the numbers of rows in each paper, of those in recipes, of sizes, and of those that agree."""
     from recipes.papers import papers_table, read_papers
 
     return papers_table(read_papers())

@@ -17,14 +17,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # Opens pages one after the other in frames as wide as the screens, and lists what is cut or scrolls sideways.
-# The next frame is added before the last one goes, so that the browser waits for all. Padding of code may stand 4 pixels out.
+# The next frame is added before the last one goes, so that the browser waits for all.
+# The padding of code may stand out by 4 pixels.
 LOOK = """<!doctype html><pre></pre><script>
 const visits = VISITS, problems = [];
 function look({ documentElement: root }, page, width) {
   if (root.scrollWidth > width) problems.push(`${page} at ${width}: the page is ${root.scrollWidth} wide`);
   for (const element of root.querySelectorAll(".md-content *"))
     if (element.clientWidth && element.scrollWidth > element.clientWidth + 4 && !element.closest("pre"))
-      problems.push(`${page} at ${width}: ${element.tagName} cuts ${element.textContent.trim().slice(0, 80)}`);
+      problems.push(`${page} at ${width}: ${element.tagName} cuts ${element.textContent.slice(0, 80)}`);
   for (const verdict of root.querySelectorAll("td[data-name=verdict]"))
     if (width < 400 && verdict.offsetTop >= verdict.previousElementSibling.offsetTop)
       problems.push(`${page} at ${width}: the verdict is not first`);
