@@ -108,6 +108,9 @@ def average_models(arguments: Sequence[str]) -> None:
     add("-force", "--force", action="store_true", help="overwrite an existing file")
     opt = parser.parse_args(arguments)
     save_checkpoint(average_checkpoints([*map(str, opt.models)], opt.fp32), opt.output)
+    print(
+        f"wrote {opt.output}: {bytes_on_disk(opt.output):,} bytes, the mean of {len(opt.models)} checkpoints"
+    )
 
 
 @_command
@@ -130,8 +133,8 @@ def release_model(arguments: Sequence[str]) -> None:
         if opt.quantization:
             raise UserError("quantization: needs --format ctranslate2; remove it")
         save_checkpoint(strip_checkpoint(str(opt.model)), opt.output)
-        return
-    export_ctranslate2(str(opt.model), str(opt.output), opt.quantization)
+    else:
+        export_ctranslate2(str(opt.model), str(opt.output), opt.quantization)
     written, stored = bytes_on_disk(opt.output), bytes_on_disk(opt.model)
     ratio = written / stored
     print(f"wrote {opt.output}: {written:,} bytes, {ratio:.2f} times the checkpoint ({stored:,} bytes)")

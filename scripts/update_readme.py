@@ -7,14 +7,17 @@ from recipes.common.recipe import FILE, find_recipe, read_file, recipe_names
 from recipes.common.results import FILE as RESULTS
 from recipes.common.table import update_readme, update_tables
 from recipes.report import CLAIMS_PAGE, claims_table
-from recipes.shrink_a_model.models import SUMMARY_PICTURE, decoder_summary, draw_decoders, summary_records
+from recipes.shrink_a_model import summary
 from shared_embeddings.cli.catalog import methods_table
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README, METHODS = ROOT / "README.md", ROOT / "docs" / "methods.md"
 
-update_readme(README, "methods", methods_table())
-update_readme(README, "decoder", decoder_summary())
-draw_decoders(summary_records(), SUMMARY_PICTURE)
+models = summary.results_by_row()
+update_readme(README, "front", summary.front(models))
+update_readme(README, "gains", summary.gains(models))
+summary.draw_front(models)
+update_readme(METHODS, "methods", methods_table())
 for recipe in map(find_recipe, recipe_names()):
     if read_file(recipe.folder / FILE).get("readme"):
         print(update_tables(recipe, recipe.folder / RESULTS, recipe.page))

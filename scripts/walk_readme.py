@@ -1,4 +1,4 @@
-"""Runs README.md's commands as a newcomer would: in a fresh copy and a new virtual environment, word by word.
+"""Runs commands of README.md and docs/methods.md as a newcomer would: word by word, in a new environment.
 
 `MODEL` is a tiny model that is made here, or a folder given as the argument; `FILE` is the documentation.
 Prints the output and the minutes of every block, and exits with 1 at the first one that fails.
@@ -20,8 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # The sections whose blocks are run; `make demo` and `make test` are run by .ci/run.
-SECTIONS = ("Shrink a model", "The library")
-_BLOCK = re.compile(r"^```(python)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+SECTIONS = ("Shrink a model", "In Python")
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # Makes the model of two layers, with the packages that the first command installs.
 MAKE_MODEL = """
 import torch
@@ -39,14 +39,16 @@ LlamaForCausalLM(config).save_pretrained("MODEL")
 """
 
 
-def blocks(readme: str) -> list[list[str]]:
+def blocks(text: str) -> list[list[str]]:
     """The commands of the sections: lines of shell blocks, and whole Python programs."""
     commands = []
-    for section in readme.split("\n## "):
+    for section in text.split("\n## "):
         if section.partition("\n")[0] in SECTIONS:
             for language, code in _BLOCK.findall(section):
-                lines = [code] if language else code.splitlines()
-                commands += [["python", "-c", line] if language else ["bash", "-c", line] for line in lines]
+                if language == "python":
+                    commands.append(["python", "-c", code])
+                elif not language:
+                    commands += [["bash", "-c", line] for line in code.splitlines()]
     return commands
 
 
@@ -63,7 +65,8 @@ def walk(folder: Path, model: Path | None) -> int:
     texts = [path.read_text(encoding="utf-8") for path in sorted(copy.rglob("*.md"))]
     (copy / "FILE").write_text("\n".join(texts), encoding="utf-8")
     start = time.monotonic()
-    for number, command in enumerate(blocks((copy / "README.md").read_text(encoding="utf-8"))):
+    pages = [(copy / page).read_text(encoding="utf-8") for page in ("README.md", "docs/methods.md")]
+    for number, command in enumerate(blocks("\n".join(pages))):
         if number == 1 and model is not None:
             (copy / "MODEL").symlink_to(model.resolve(), target_is_directory=True)
         elif number == 1:

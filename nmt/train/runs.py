@@ -21,7 +21,7 @@ CHOICES = ("auto", "never", "overwrite")
 # Options that a resumed run may change because they do not affect training steps.
 FREE_TO_CHANGE = frozenset(
     ("config", "save_config", "save_model", "save_format", "save_checkpoint_steps", "keep_checkpoint")
-    + ("resume", "train_steps", "report_every", "log_file", "log_file_level", "verbose")
+    + ("resume", "train_steps", "valid_steps", "report_every", "log_file", "log_file_level", "verbose")
     + ("tensorboard", "tensorboard_log_dir", "wandb", "exp", "exp_host", "num_workers", "prefetch_factor")
     + ("gpu_ranks", "gpu_backend", "gpu_verbose_level", "master_ip", "master_port", "timeout")
     + ("train_from", "reset_optim", "update_vocab", "override_opts", "valid_batch_size", "num_threads")

@@ -58,7 +58,7 @@ class ProgressReport(ReportMgr):  # type: ignore[misc]
             writer = WandbWriter(opt.wandb, Path(opt.save_model).parent, vars(opt), *others)
         super().__init__(opt.report_every, start_time=-1, tensorboard_writer=writer)
         self.trainer = trainer
-        self.first_step = first_step
+        self.begun: tuple[int, float] | None = None  # the first step of this process and its time
         self.total_steps = 0 if opt.single_pass else opt.train_steps
         self.bar = tqdm(
             total=self.total_steps or None,
@@ -71,6 +71,7 @@ class ProgressReport(ReportMgr):  # type: ignore[misc]
     def report_training(self, step: int, *args: Any, **kwargs: Any) -> Any:
         """Update the bar and report the step."""
         self.bar.update(step - self.bar.n)
+        self.begun = self.begun or (step, time.time())  # the first step waits for a bucket
         return super().report_training(step, *args, **kwargs)
 
     def _report_training(
@@ -80,9 +81,10 @@ class ProgressReport(ReportMgr):  # type: ignore[misc]
         if not math.isfinite(mean) and not self.trainer.optim.amp:  # gradient scaling skips such steps
             raise diverged(step, f"the loss is {mean}")
         result = super()._report_training(step, num_steps, learning_rate, patience, report_stats)
-        if self.total_steps > 0:
-            done = max(1, step - self.first_step)
-            left = (self.total_steps - step) * (time.time() - self.start_time) / done
+        assert self.begun is not None, "report_training comes first"
+        first, start = self.begun
+        if self.total_steps > 0 and step > first:
+            left = (self.total_steps - step) * (time.time() - start) / (step - first)
             self.log(f"{step / self.total_steps:.0%} done, about {tqdm.format_interval(left)} left")
         loss = self.trainer.train_loss
         if isinstance(loss, embeddings.DistillationLoss) and loss.teacher_losses.reconstruction is not None:
@@ -192,6 +194,7 @@ def _run_steps(
     try:
         with StopFlag() as flag:
             trainer.must_stop = must_stop or (lambda: bool(flag.requested))
+            logger.info(f"Reading up to {opt.bucket_size:,} examples before the first step (bucket_size)")
             trainer.train(
                 batches,
                 0 if opt.single_pass else opt.train_steps,

@@ -79,22 +79,12 @@ COMMAND = "shared-embeddings"
 WEIGHTS = "model.safetensors"
 ORIGINAL = "original"
 MARKER, PICTURE = "results", "quality_size.png"
-SUMMARY_PICTURE = Path(__file__).with_name("summary.png")
 DECODERS, DECODER_PICTURE = "decoder", "decoder.png"
 # Panels of the picture, by metric.
 PANELS = {
     "top10": "nearest 10 neighbors as in the original",
     "found": "headlines whose description is nearest",
 }
-# The rows of the table in the README of the project, without the name of the decoder.
-SUMMARY = (
-    *("gguf_q4_1", "gguf_iq4_nl", "mlx_4bit_32", "mlx_4bit_64", "torchao_int4", "bitsandbytes_nf4"),
-    "for_mlx_4_64",
-    *(f"spectral_{bits}" for bits in (4, 3, 2, 1)),
-    *(f"spectral_{bits}_only_text" for bits in (4, 3, 2)),
-)
-# Those of its headline.
-HEADLINE = ("spectral_4", "spectral_3", "mlx_4bit_64")
 # Titles of decoders, and of the texts that measure them unless these are names; those in no other language.
 DECODER_NAMES = {"gemma": "Gemma 3 270M", "smollm": "SmolLM2 135M"}
 TITLES = {"wikitext2": "WikiText-2", "ag_news": "AG News"}
@@ -488,43 +478,6 @@ def decoder_table(records: Sequence[Record]) -> str:
     ]
     others = ", ".join(f"`{record['row']}`" for record in records if record not in done)
     return markdown_table(done, columns, NONE) + (f"\nNot run: {others}." if others else "")
-
-
-def summary_records() -> list[Record]:
-    """Return the measured rows of `SUMMARY` of the first decoder, the largest table first."""
-    name = next(iter(DECODER_NAMES))
-    records = {record["row"]: record for record in read_results(Path(__file__).with_name(RESULTS))}
-    rows = [records[row] for row in (f"{name}_{row}" for row in SUMMARY) if row in records]
-    return sorted(rows, key=bits_a_weight, reverse=True)
-
-
-def decoder_summary() -> str:
-    """Return the headline and the table of `summary_records` for the README of the project."""
-
-    def whole(record: Record) -> str:
-        counts = record["counts"]  # the folder before has its table in bf16
-        rest = counts["folder_bytes_before"] - 2 * counts["weights"]
-        return f"{(rest + counts['stored_bits'] / 8) / 1e6:.0f}"
-
-    columns = [
-        Column("table", label),
-        Column("bits a weight", lambda record: f"{bits_a_weight(record):.2f}"),
-        Column("whole model, MB", whole),
-        *(Column(TITLES.get(text, text), partial(higher, text)) for text in (*TITLES, "German", "Python")),
-        Column("worst language", worst_language),
-        Column("greedy choice kept", number("{:.1f} %", "metrics", "texts", "wikitext2", "kept", factor=100)),
-    ]
-    rows = {record["row"].partition("_")[2]: record for record in summary_records()}
-    try:
-        largest, before = rows[HEADLINE[0]], rows[HEADLINE[0]]["counts"]["folder_bytes_before"]
-        four, three, rounded = (worst_language(rows[row]) for row in HEADLINE)
-        headline = (
-            f"**Perplexity of the worst of all languages: with `--bits 4` {four}, with `--bits 3` {three}, "
-            f"by MLX's\nrounding to 4.5 bits {rounded}. {whole(largest)} MB instead of {before / 1e6:.0f}.**"
-        )
-    except KeyError:
-        headline = ""  # not measured
-    return f"{headline}\n\n{markdown_table([*rows.values()], columns, NONE)}".lstrip()
 
 
 def draw(records: Sequence[Record], path: Path) -> None:

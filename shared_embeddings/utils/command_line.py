@@ -87,8 +87,11 @@ def run(
         print(f"{program} {metadata.version('shared-embeddings')}")
         return 0
     is_main_thread = threading.current_thread() is threading.main_thread()
+    process = os.getpid()
 
     def terminate(number: int, frame: FrameType | None) -> NoReturn:
+        if os.getpid() != process:  # a worker, which multiprocessing ends so
+            os._exit(128 + number)
         raise Terminated
 
     previous = signal.signal(signal.SIGTERM, terminate) if is_main_thread else None

@@ -188,7 +188,7 @@ def test_the_map_of_define_becomes_codes_and_the_rest_stays(trained: Trained, tm
     torch.testing.assert_close(scores(tmp_path / "same.pt"), scores(output), atol=1e-4, rtol=0)
 
 
-def test_packed_models_work_in_every_command(trained: Trained, tmp_path: Path) -> None:
+def test_packed_models_work_in_every_command(trained: Trained, tmp_path: Path, capsys: Capture) -> None:
     host, model = trained(embedding=STANDARD, save_format="safetensors")
     small, report = tmp_path / "small.pt", tmp_path / "report.json"
     compress(model, "projective", small, "--rank", 8, "--store", "int8", "--report", report)
@@ -199,6 +199,7 @@ def test_packed_models_work_in_every_command(trained: Trained, tmp_path: Path) -
     assert len(host.translate(small)) == 7
     run("onmt_release_model -model", small, "-output", tmp_path / "released.pt")
     run("onmt_average_models -models", small, small, "-output", tmp_path / "mean.pt")
+    assert f"mean.pt: {(tmp_path / 'mean.pt').stat().st_size:,} bytes" in capsys.readouterr().out
     for output in ("released.pt", "mean.pt"):
         is_packed = HEADER in torch.load(tmp_path / output, weights_only=True)["model"]
         assert is_packed == (output == "released.pt")  # an average has its own values

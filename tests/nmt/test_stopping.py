@@ -6,6 +6,8 @@ import math
 import os
 import re
 import signal
+import time
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from nmt.fixes.training import MetricScorer
 from nmt.hooks import apply_patches
 from nmt.train.batches import TrackedBatches
 from nmt.train.runs import differences
+from nmt.train.training import ProgressReport
 from shared_embeddings.utils.files import locked
 from tests.nmt.conftest import FUNNEL, Capture, ErrorLine, Host, Patch, run
 
@@ -136,7 +139,7 @@ def test_the_same_command_resumes_and_finishes(host: Host, caplog: pytest.LogCap
     host.train("whole", **options)
     host.train("model", **options, train_steps=4)
     (host.folder / "model_step_5.pt").write_bytes(b"half of a checkpoint")
-    free = {"report_every": 1, "keep_checkpoint": 9, "num_workers": 0}
+    free = {"report_every": 1, "valid_steps": 1, "keep_checkpoint": 9, "num_workers": 0}
     host.train("model", **options, **free)
     assert steps(host) == [2, 4, 5, 6]
     assert_same_model(host, "whole", "model", 6)
@@ -205,6 +208,28 @@ def test_only_settings_that_matter_are_compared() -> None:
         "train_from was '' and is 'x'"
     ]
     assert differences({**before, "train_from": "x"}, {**before, "train_from": ""}) == []
+
+
+def test_the_remaining_time_does_not_count_the_wait_for_the_first_batch(
+    caplog: pytest.LogCaptureFixture, monkeypatch: Patch
+) -> None:
+    """The first step ends after 80 s, the others take 2 s."""
+    now = [0.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    opt = Namespace(wandb=None, report_every=5, single_pass=False, train_steps=100)
+    trainer = Namespace(
+        report_manager=Namespace(tensorboard_writer=None),
+        gpu_rank=-1,
+        optim=Namespace(amp=False),
+        train_loss=None,
+    )
+    report = ProgressReport(opt, trainer, first_step=50)
+    report.start()
+    with caplog.at_level("INFO"):
+        for step in range(51, 56):
+            now[0] += 80 if step == 51 else 2
+            report.report_training(step, 100, 0.1, None, Statistics(1.0, 1, 1, 1, 1))
+    assert "55% done, about 01:30 left" in caplog.text
 
 
 def test_an_early_stopped_run_is_finished(host: Host, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from nmt.models import describe_checkpoint
 from shared_embeddings.modules.alone import AloneEmbedding
 from shared_embeddings.nn.layers import Dropout
 from tests.helpers import example
-from tests.nmt.conftest import FUNNEL, Host, Patch, Trained, built, run, weights
+from tests.nmt.conftest import FUNNEL, Capture, Host, Patch, Trained, built, run, weights
 
 # Every method with its example for a vocabulary of about this size.
 METHODS: dict[str, dict[str, Any]] = {
@@ -64,7 +64,7 @@ def test_adaptive_bands_on_the_command_line(options: str, host: Host) -> None:
     assert len(host.translate(checkpoint)) == 7
 
 
-def test_checkpoint_has_each_tensor_once(trained: Trained) -> None:
+def test_checkpoint_has_each_tensor_once(trained: Trained, capsys: Capture) -> None:
     _, checkpoint = trained(embedding=FUNNEL)
     saved, body, head = read_weights(str(checkpoint))
     assert head == {}
@@ -75,6 +75,7 @@ def test_checkpoint_has_each_tensor_once(trained: Trained) -> None:
     run("onmt_release_model -model", checkpoint, "-output", released)
     size = 4 * describe_checkpoint(released)["total"]
     assert size < released.stat().st_size < size + 25_000  # names, options and vocabulary
+    assert f"released.pt: {released.stat().st_size:,} bytes" in capsys.readouterr().out
 
 
 @pytest.mark.slow_except("options5-2-True")

@@ -15,7 +15,7 @@ import torch
 from recipes.common.recipe import find_recipe
 from recipes.common.results import FILE, read_results, write_result
 from recipes.common.tools import run_main
-from recipes.shrink_a_model import models, preprocess
+from recipes.shrink_a_model import models, preprocess, summary
 from recipes.shrink_a_model.decoder import (
     Predictions,
     cut_windows,
@@ -356,21 +356,29 @@ def test_the_table_of_decoders_invents_no_numbers() -> None:
     assert plain.endswith("| – | 40.0 | 40.0 | 80.0 | 41.0 |") and others == "Not run: `left`."
 
 
-def test_the_headline_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = {"perplexity": 33.0, "original_perplexity": 30.0, "kept": 0.8}
-    counts = {"weights": 100_000, "folder_bytes_before": 3_200_000, "stored_bits": 400_000}
-    records: list[dict[str, Any]] = [
-        {"row": f"gemma_{row}", "config": CONFIGS["smollm_a"], "counts": counts, "metrics": {"texts": texts}}
-        for row, texts in zip(models.HEADLINE, [{"German": text}, {"Czech": text}, {"wikitext2": text}])
-    ]
-    monkeypatch.setattr(models, "summary_records", lambda: records)
-    assert models.decoder_summary().startswith("| table | bits a weight |")
-    records[2]["metrics"]["texts"]["Czech"] = text
-    headline = models.decoder_summary().partition("\n\n")[0]
-    assert headline.startswith(
-        "**Perplexity of the worst of all languages: with `--bits 4` German +10.0 %, with"
-    )
-    assert headline.endswith("by MLX's\nrounding to 4.5 bits Czech +10.0 %. 3 MB instead of 3.**")
+def test_the_front_is_measured(tmp_path: Path) -> None:
+    records = {}
+    mlx = {"package": "mlx", "kind": "4bit_64"}
+    for name, config, perplexities in [
+        ("gemma_original", CONFIGS["gemma_original"], [30.0, 30.0, 30.0]),
+        ("gemma_mlx_4bit_64", {**COMPRESSED, "peer": mlx}, [33.0, 36.0, 45.0]),
+        ("gemma_spectral_4", CONFIGS["smollm_a"], [30.3, 30.6, 31.5]),
+        ("gemma_gguf_iq4_nl", CONFIGS["gemma_gguf_q4_0"], [31.0]),
+    ]:
+        texts = {
+            text: {"perplexity": perplexity, "original_perplexity": 30.0}
+            for text, perplexity in zip(["wikitext2", "German", "Czech"], perplexities)
+        }
+        counts = {"weights": 1_000_000, "folder_bytes_before": 3_200_000, "stored_bits": 4_000_000}
+        records[name] = {"row": name, "config": config, "counts": counts, "metrics": {"texts": texts}}
+    claim, picture, titles, _, *rows = summary.front(records).replace("\n\n", "\n").splitlines()
+    assert "from 3 to 2 MB" in claim and "at most 5.0 %" in claim and claim.endswith("by 10 to 50 %.**")
+    assert claim.strip("*") in picture
+    assert titles.startswith("| Table | Calibrated | Whole model, MB | WikiText-2 |")
+    assert [row.split(" | ")[1] for row in rows] == ["–", "no", "yes"]  # not those without languages
+    assert rows[2].endswith("| 2 | +1.0 % | – | +2.0 % | – | Czech +5.0 % |")
+    summary.draw_front(records, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_rows_of_decoders_are_measured_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

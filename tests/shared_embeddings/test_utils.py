@@ -6,12 +6,14 @@ import argparse
 import dataclasses
 import io
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from email.message import Message
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +24,7 @@ import pytest
 
 from lm.data.datasets import ATTEMPTS, DownloadError, download
 from shared_embeddings.utils import paths
-from shared_embeddings.utils.command_line import Parser, StopFlag, Terminated
+from shared_embeddings.utils.command_line import Parser, StopFlag, Terminated, run
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked, replacing, sha256, write_lines, write_text
 from shared_embeddings.utils.options import (
@@ -103,6 +105,18 @@ def test_a_locked_folder_is_in_use(tmp_path: Path) -> None:
 
 def send(number: int) -> None:
     os.kill(os.getpid(), number)
+
+
+def test_workers_that_are_terminated_print_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    def main(arguments: Sequence[str]) -> None:
+        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        worker.start()
+        worker.terminate()
+        worker.join()
+        print(worker.exitcode)
+
+    assert run("name", main, ["one"]) == 0
+    assert capfd.readouterr() == ("143\n", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
