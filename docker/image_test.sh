@@ -4,6 +4,7 @@
 # ENGINE=docker (the default if its daemon runs) builds on ubuntu:24.04. ENGINE=podman needs root and Debian or Ubuntu with
 # the packages mmdebstrap, buildah, podman and runc: the base image is made from the host's apt sources, and the build has
 # the host's pip configuration; no registry of images is needed. KEEP=1 keeps the images and files in WORK (10 GB).
+# With BUILT=1, the images of such a run are checked again.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 
@@ -126,7 +127,7 @@ stop() {
     [ "$status" = 143 ] || fail "status $status after SIGTERM: $("${engine[@]}" logs image-test 2>&1 | tail -n 20)"
     finish
     compgen -G "$work/runs/$1_step_*.pt" >/dev/null || fail "nothing was saved after SIGTERM"
-    [ ! -e "$work/runs/$1_step_3000.pt" ] || fail "the training was done before it was stopped"
+    [ ! -e "$work/runs/$1_step_1500.pt" ] || fail "the training was done before it was stopped"
     say "stopped with status 143 within $((SECONDS - started)) s, saved $(cd "$work/runs" && echo "$1"_step_*.pt)"
 }
 
@@ -163,14 +164,18 @@ if [ "$(id -u)" = 0 ]; then
 fi
 trap clean EXIT
 
-if [ "$ENGINE" = podman ]; then
-    say "base image"
-    base_image
-    read -ra volumes <<<"$(pip_volumes | tr '\n' ' ')"
+if [ -z "${BUILT:-}" ]; then
+    if [ "$ENGINE" = podman ]; then
+        say "base image"
+        base_image
+        read -ra volumes <<<"$(pip_volumes | tr '\n' ' ')"
+    fi
+    build train $image
+    build server $image-server
 fi
-build train $image
-build server $image-server
-say "$("${engine[@]}" image inspect --format '{{.Size}}' $image | awk '{ printf "%.2f GB", $1 / 1e9 }')"
+for target in $image $image-server; do
+    say "$target: $("${engine[@]}" image inspect --format '{{.Size}}' "$target" | awk '{ printf "%.2f GB", $1 / 1e9 }')"
+done
 
 say "help, and a wrong command"
 run --rm $image >"$work/log"
@@ -219,9 +224,9 @@ batch_size: 32
 batch_type: sents
 num_workers: 0
 gpu_backend: gloo
-train_steps: 3000
-save_checkpoint_steps: 3000
-valid_steps: 3000
+train_steps: 1500
+save_checkpoint_steps: 1500
+valid_steps: 1500
 report_every: 10
 tensorboard: true
 tensorboard_log_dir: tensorboard
@@ -236,7 +241,7 @@ wait_for "onmt_train makes no steps" makes_steps
 stop model
 quiet run --rm $image "${train[@]}" model
 ! grep -q "Step 10/" "$work/log" || fail "onmt_train did not resume"
-expect_file model_step_3000.pt
+expect_file model_step_1500.pt
 
 say "onmt_train with two processes, SIGTERM; with two containers"
 start -e GPUS_PER_NODE=2 $image distributed "${train[@]}" two
@@ -253,8 +258,8 @@ finish
 expect_file pair_step_40.pt
 
 say "onmt_translate, and the model with compressed embeddings"
-quiet run --rm $image shared-embeddings compress --method projective --rank 8 --model model_step_3000.pt --output small.pt
-for model in model_step_3000.pt small.pt; do
+quiet run --rm $image shared-embeddings compress --method projective --rank 8 --model model_step_1500.pt --output small.pt
+for model in model_step_1500.pt small.pt; do
     rm -f "$work/runs/translation"
     quiet run --rm $image onmt_translate -model /runs/$model -src /data/valid.src -output /runs/translation
     expect_file translation
@@ -262,7 +267,7 @@ for model in model_step_3000.pt small.pt; do
 done
 
 say "the server: health, token, translation"
-echo '{"models_root": "/runs", "models": [{"id": 100, "model": "model_step_3000.pt", "load": true, "opt": {}}]}' \
+echo '{"models_root": "/runs", "models": [{"id": 100, "model": "model_step_1500.pt", "load": true, "opt": {}}]}' \
     >"$work/runs/server.json"
 start -e ONMT_SERVER_TOKEN=secret $image-server
 wait_for "onmt_server is not healthy" "${engine[@]}" exec image-test python /opt/shared-embeddings/docker/health.py
