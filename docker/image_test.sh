@@ -248,9 +248,9 @@ start -e GPUS_PER_NODE=2 $image distributed "${train[@]}" two
 wait_for "two processes make no steps" makes_steps
 stop two
 machines=(-e NODES=2 -e GPUS_PER_NODE=1 -e MASTER_ADDR=localhost)
-start "${machines[@]}" $image distributed "${train[@]}" pair -train_steps 40
+start "${machines[@]}" $image distributed "${train[@]}" pair -train_steps 40 -timeout 600
 network=container:image-test quiet run --rm "${machines[@]}" -e NODE_RANK=1 $image \
-    distributed "${train[@]}" pair -train_steps 40
+    distributed "${train[@]}" pair -train_steps 40 -timeout 600
 status=$("${engine[@]}" wait image-test)
 [ "$status" = 0 ] || fail "the first container ends with $status: $("${engine[@]}" logs image-test 2>&1 | tail -n 20)"
 makes_steps >/dev/null || fail "the first container made no steps"
