@@ -95,7 +95,7 @@ build() {
 # run [option of docker run ...] IMAGE [argument ...]: as the README's function, without GPUs
 run() {
     "${engine[@]}" run "${limits[@]}" --network "$network" --shm-size 1g --cap-drop ALL --security-opt no-new-privileges \
-        --user "$user" -v "$work/data:/data" -v "$work/runs:/runs" "$@"
+        --user "$user" -e OMP_NUM_THREADS=1 -v "$work/data:/data" -v "$work/runs:/runs" "$@"
 }
 
 # start [...]: the same, in the background
