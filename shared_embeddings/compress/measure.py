@@ -463,7 +463,7 @@ def sampled_lines(texts: Sequence[Path], seed: int, number: int = LINES) -> list
         elif (chosen := draw.randrange(index + 1)) < number:
             sample[chosen] = line
     if not sample:
-        raise UserError(f"text {names_of(texts)}: has no words; use another text")
+        raise UserError(f"text {names_of(texts)}: has no tokens; use another text")
     draw.shuffle(sample)
     return sample
 
@@ -480,7 +480,7 @@ def split_lines(texts: Sequence[Path], folder: Path) -> tuple[Sequence[Path], Se
             numbers[place] += 1
             characters += len(line)
     if not any(numbers):
-        raise UserError(f"text {', '.join(map(str, texts))}: has no words; use another text")
+        raise UserError(f"text {', '.join(map(str, texts))}: has no tokens; use another text")
     steps = [min(max(_FIFTH, characters // _MEASURED), number) for number in numbers]
     folders = [folder / kind / str(place) for kind in ("rest", "measured") for place in range(len(texts))]
     copies = [place / text.name.removesuffix(".gz") for place, text in zip(folders, [*texts, *texts])]
