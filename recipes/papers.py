@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -425,22 +425,17 @@ def sizes_tables(papers: Sequence[Paper]) -> str:
     return "\n".join([*parts, f"## What is counted\n\n{counted}", f"{len(sizes)} figures: {counts}."])
 
 
-def papers_table(papers: Sequence[Paper], measured: Container[str]) -> str:
-    """Return the numbers of rows and sizes in each paper, of trained rows, and of sizes that agree.
-
-    `measured` are the rows ``RECIPE/ROW`` with results.
-    """
+def papers_table(papers: Sequence[Paper]) -> str:
+    """Return the numbers of rows in each paper, of those in recipes, of sizes, and of those that agree."""
     sizes = compare_sizes(papers)
     agreement = sizes["agreement"].str.split(" ").str[0]
     lines = []
-    for paper in papers:
-        trained = [cell.trained_by for _, cell in paper.cells if cell.trained_by]
+    for paper in (paper for paper in papers if paper.cells):
         counts = agreement[sizes["paper"] == paper.name].value_counts()
         line = {
             "paper": paper.title,
             "rows": len(paper.cells),
-            "trained by a recipe": len(trained),
-            "measured here": sum(row in measured for row in trained),
+            "trained by a recipe": sum(bool(cell.trained_by) for _, cell in paper.cells),
             "sizes in print": counts.sum(),
         }
         names = {"agree": "agrees", "differ": "differs", "quoted": "quoted"}

@@ -35,10 +35,13 @@ PAGES = (
 )
 _LINK = re.compile(r"(?P<before>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 _CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
-_TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
-# Rows of a page, and of tables: longer tables are folded, of longer pages all but short ones.
-_LONG_PAGE, _LONG, _SHORT = 200, 20, 3
 _MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Name the version of the package in the header and in the titles of pages."""
+    config.site_name += f" {metadata.version('shared-embeddings')}"
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -61,24 +64,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Insert generated parts, convert links to pages of the site, and fold long tables."""
+    """Insert generated parts, and convert links to pages of the site."""
     markdown = _MARK.sub(lambda mark: GENERATED[mark[1]](), markdown)
     on_site = {repository_path(file.src_uri): file.src_uri for file in files}
     parts = _CODE.split(markdown)
     parts[::2] = [
         _LINK.sub(lambda link: site_link(link, page.file.src_uri, on_site), part) for part in parts[::2]
     ]
-    rows = sum(table[0].count("\n") for part in parts[::2] for table in _TABLE.finditer(part))
-    most = _SHORT if rows > _LONG_PAGE else _LONG
-    first = _TABLE.search(markdown)  # often a summary
-
-    def folded(table: re.Match[str]) -> str:
-        rows = table[0].count("\n") - 2
-        summary = f'<details markdown="1"><summary>{rows} rows</summary>'
-        limit = _LONG if first and table[0] == first[0] else most
-        return table[0] if rows <= limit else f"{summary}\n\n{table[0]}\n</details>\n"
-
-    parts[::2] = [_TABLE.sub(folded, part) for part in parts[::2]]
+    parts[1::2] = [re.sub(r"\A```$", "```bash", part, flags=re.MULTILINE) for part in parts[1::2]]
     return "".join(parts)
 
 
@@ -143,12 +136,10 @@ def commands() -> str:
 
 
 def papers() -> str:
-    """Return the numbers of rows and sizes in each paper, of trained rows, and of sizes that agree."""
+    """Return the numbers of rows in each paper, of those in recipes, of sizes, and of those that agree."""
     from recipes.papers import papers_table, read_papers
-    from recipes.report import read_all
 
-    measured = {f"{task}/{row['row']}" for task, rows in read_all().items() for row in rows if row["metrics"]}
-    return papers_table(read_papers(), measured)
+    return papers_table(read_papers())
 
 
 def sizes() -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # The sections whose blocks are run; `make demo` and `make test` are run by .ci/run.
 SECTIONS = ("Shrink a model", "In Python")
-_BLOCK = re.compile(r"^```(python)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # Makes the model of two layers, with the packages that the first command installs.
 MAKE_MODEL = """
 import torch
@@ -45,8 +45,10 @@ def blocks(text: str) -> list[list[str]]:
     for section in text.split("\n## "):
         if section.partition("\n")[0] in SECTIONS:
             for language, code in _BLOCK.findall(section):
-                lines = [code] if language else code.splitlines()
-                commands += [["python", "-c", line] if language else ["bash", "-c", line] for line in lines]
+                if language == "python":
+                    commands.append(["python", "-c", code])
+                elif not language:
+                    commands += [["bash", "-c", line] for line in code.splitlines()]
     return commands
 
 

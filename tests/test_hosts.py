@@ -668,7 +668,7 @@ def values_sent(wandb: Mock, tag: str) -> dict[int, float]:
 
 def test_without_wandb_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'shared-embeddings\[wandb\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[wandb\]'"):
         WandbWriter("project", tmp_path, {})
     values = settings(small_corpus(tmp_path), tmp_path / "run", steps=2, wandb="project")
     with pytest.raises(ModuleNotFoundError, match="wandb"):

@@ -4,15 +4,13 @@
 REPOSITORY=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 RUNS=${RUNS:-$REPOSITORY/runs}
 
-# Ignore active environments without this project.
-PYTHON=
-for environment in "${VIRTUAL_ENV:-}" "$REPOSITORY/.venv"; do
-    if [[ -z $PYTHON && -x $environment/bin/python && -x $environment/bin/onmt_train ]]; then
-        PYTHON=$environment/bin/python
-    fi
+# The first Python with this project beside it: PYTHON, of the active environment, on the PATH, of `make setup`.
+for candidate in "${PYTHON:-}" "${VIRTUAL_ENV:-}/bin/python" python "$REPOSITORY/.venv/bin/python" ""; do
+    PYTHON=$(command -v -- "$candidate") && [[ -x $(dirname -- "$PYTHON")/onmt_train ]] && break
 done
 if [[ -z $PYTHON ]]; then
-    echo "$(basename -- "$0"): no Python environment with onmt_train; run 'make setup' in $REPOSITORY" >&2
+    echo "$(basename -- "$0"): no onmt_train beside PYTHON, in VIRTUAL_ENV, on the PATH or in .venv;" \
+        "run 'make setup' in $REPOSITORY" >&2
     exit 2
 fi
 

@@ -22,6 +22,7 @@ EXTRAS = {
     "transforms": ("fasttext", "pyonmttok", "spacy"),
     "wandb": ("wandb",),
 }
+_INSTALL = "pip install '.[{}]' in a clone of shared-embeddings"
 # Packages that are not named like their module.
 _PACKAGES = {"sklearn": "scikit-learn", "ahocorasick": "pyahocorasick"}
 
@@ -40,15 +41,13 @@ def missing_module(name: str) -> str | None:
     """Return how to install a missing module, in one line; None for a module that is in no extra."""
     top = name.partition(".")[0]
     if top == "onmt":
-        # It caps torch below 2.3, so no extra can install it. The last step restores the commands.
-        return (
-            "OpenNMT-py is not installed: pip install 'shared-embeddings[nmt]' && pip install --no-deps "
-            "OpenNMT-py==3.5.1 && pip install --no-deps --force-reinstall shared-embeddings"
-        )
+        # It caps torch below 2.3, so no extra can install it. This project's commands replace its own.
+        opennmt = "pip install --no-deps -r requirements/opennmt.txt"
+        return f"OpenNMT-py is not installed: {opennmt} && {_INSTALL.format('nmt')}"
     for extra, modules in EXTRAS.items():
         if top in modules:
             package = _PACKAGES.get(top, top)
-            return f"the package {package} is not installed: pip install 'shared-embeddings[{extra}]'"
+            return f"the package {package} is not installed: {_INSTALL.format(extra)}"
     return None
 
 

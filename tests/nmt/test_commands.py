@@ -185,4 +185,4 @@ def test_missing_packages_are_replaced(tmp_path: Path) -> None:
     assert lines[0] == "[0]", done.stderr
     packages = [re.search(r"the package (\w+) is not installed", line)[1] for line in lines[1:]]
     assert packages == ["pyonmttok", "fasttext", "spacy"]
-    assert all("pip install 'shared-embeddings[transforms]'" in line for line in lines[1:])
+    assert all("pip install '.[transforms]'" in line for line in lines[1:])

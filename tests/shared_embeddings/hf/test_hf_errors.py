@@ -446,7 +446,7 @@ def test_transformers_is_not_installed(tmp_path: Path, monkeypatch: pytest.Monke
     write("bert", tmp_path / "model")
 
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ImportError, match=r"pip install 'shared-embeddings\[hf\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[hf\]'"):
         FolderAdapter().read(tmp_path / "model")
 
 
