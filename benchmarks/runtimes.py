@@ -7,7 +7,7 @@ Run it in an environment with the runtime, which needs nothing of this package b
 
 The windows are those that the recipe `shrink_a_model` writes: by text, ids ``(N, T)`` with the beginning
 mark. Prints a line in JSON for each table. Perplexities are of all tokens but the first of a window. Speed is
-that of generating 64 tokens after one, the best of three times; the tables take turns.
+that of generating tokens after one, the best of three times; the tables take turns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_GENERATED, _TIMES = 64, 3
+_TIMES = 3
 
 
 class Runner(NamedTuple):
@@ -31,7 +31,7 @@ class Runner(NamedTuple):
 
     table: str  # what its table is
     score: Callable[[Any], Any]  # of ids ``(T,)``, the scores ``(T, V)`` in float32
-    generate: Callable[[], None]  # `_GENERATED` tokens
+    generate: Callable[[int], None]  # so many tokens
 
 
 def read_mlx(folder: Path, table: str, grid: str | None) -> Runner:
@@ -46,8 +46,8 @@ def read_mlx(folder: Path, table: str, grid: str | None) -> Runner:
     def score(ids: Any) -> Any:
         return np.array(model(mx.array(ids)[None])[0].astype(mx.float32))
 
-    def generate() -> None:
-        for _ in generate_step(mx.array([2]), model, max_tokens=_GENERATED):
+    def generate(count: int) -> None:
+        for _ in generate_step(mx.array([2]), model, max_tokens=count):
             pass
 
     return Runner(table, score, generate)
@@ -64,10 +64,10 @@ def read_llama(file: Path, table: str) -> Runner:
         model.eval(ids.tolist())
         return model.scores[: len(ids)]
 
-    def generate() -> None:
+    def generate(count: int) -> None:
         model.reset()
         token = 2
-        for _ in range(_GENERATED):
+        for _ in range(count):
             model.eval([token])
             token = int(model.scores[model.n_tokens - 1].argmax())
 
@@ -119,6 +119,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", required=True, type=Path)
     parser.add_argument("--grid", required=True, help="of the table, by the name that the runtime has for it")
     parser.add_argument("--every", type=int, default=1, help="measure each so many-th window of a text")
+    parser.add_argument("--tokens", type=int, default=64, help="to generate (default: 64)")
     known = parser.parse_args()
     with np.load(known.windows) as file:
         windows = {text: file[text][:: known.every] for text in file.files}
@@ -141,11 +142,11 @@ def main() -> None:
     for _ in range(_TIMES):
         for runner in runners:
             started = time.perf_counter()
-            runner.generate()
+            runner.generate(known.tokens)
             seconds[runner.table] = min(seconds[runner.table], time.perf_counter() - started)
     for runner in runners:
-        speed = _GENERATED / seconds[runner.table]
-        measured = {"table": runner.table, "tokens per second": round(speed, 1)}
+        speed = known.tokens / seconds[runner.table]
+        measured = {"table": runner.table, "tokens per second": round(speed, 2)}
         print(json.dumps(measured | {"perplexity": perplexities(runner, windows)}), flush=True)
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Build the image for CPUs and run what docker/README.md promises, as another user: `make image-test`.
+# Build the image and run what docker/README.md promises without GPUs, as another user: `make image-test`.
+# TORCH_BUILD selects the build of torch, as in the Dockerfile (default: cpu; empty: the one for CUDA).
 # ENGINE=docker (the default if its daemon runs) builds on ubuntu:24.04. ENGINE=podman needs root and Debian or Ubuntu with
 # the packages mmdebstrap, buildah, podman and runc: the base image is made from the host's apt sources, and the build has
 # the host's pip configuration; no registry of images is needed. KEEP=1 keeps the images and files in WORK (10 GB).
@@ -13,6 +14,8 @@ if [ -z "${ENGINE:-}" ]; then
     if docker info >/dev/null 2>&1; then ENGINE=docker; else ENGINE=podman; fi
 fi
 image=localhost/image-test
+torch_build=${TORCH_BUILD-cpu}
+network=none
 SECONDS=0
 
 say() {
@@ -79,18 +82,18 @@ build() {
     say "building the target $1"
     if [ "$ENGINE" = docker ]; then
         docker build --quiet --file docker/Dockerfile --target "$1" --tag "$2" \
-            --build-arg BASE_IMAGE=ubuntu:24.04 --build-arg TORCH_BUILD=cpu . >/dev/null
+            --build-arg TORCH_BUILD="$torch_build" . >/dev/null
     else
         buildah bud --quiet --layers --isolation chroot --format docker "${volumes[@]}" \
             --file docker/Dockerfile --target "$1" --tag "$2" \
-            --build-arg BASE_IMAGE=localhost/image-test-base --build-arg TORCH_BUILD=cpu . >"$work/build.log" 2>&1 ||
+            --build-arg BASE_IMAGE=localhost/image-test-base --build-arg TORCH_BUILD="$torch_build" . >"$work/build.log" 2>&1 ||
             fail "the build failed:"$'\n'"$(tail -n 30 "$work/build.log")"
     fi
 }
 
 # run [option of docker run ...] IMAGE [argument ...]: as the README's function, without GPUs
 run() {
-    "${engine[@]}" run "${limits[@]}" --network none --shm-size 1g --cap-drop ALL --security-opt no-new-privileges \
+    "${engine[@]}" run "${limits[@]}" --network "$network" --shm-size 1g --cap-drop ALL --security-opt no-new-privileges \
         --user "$user" -v "$work/data:/data" -v "$work/runs:/runs" "$@"
 }
 
@@ -108,10 +111,28 @@ wait_for() {
     local second
     for second in $(seq 600); do
         if "${@:2}" >/dev/null 2>&1; then return 0; fi
+        [ "$("${engine[@]}" inspect --format '{{.State.Running}}' image-test)" = true ] || break
         sleep 1
     done
     "${engine[@]}" logs image-test 2>&1 | tail -n 20
     fail "after $second tries: $1"
+}
+
+# stop FILE: end the container by SIGTERM; it must exit with 143 after saving FILE_step_*.pt
+stop() {
+    local started=$SECONDS status
+    "${engine[@]}" stop -t 120 image-test >/dev/null
+    status=$("${engine[@]}" inspect --format '{{.State.ExitCode}}' image-test)
+    [ "$status" = 143 ] || fail "status $status after SIGTERM: $("${engine[@]}" logs image-test 2>&1 | tail -n 20)"
+    finish
+    compgen -G "$work/runs/$1_step_*.pt" >/dev/null || fail "nothing was saved after SIGTERM"
+    [ ! -e "$work/runs/$1_step_3000.pt" ] || fail "the training was done before it was stopped"
+    say "stopped with status 143 within $((SECONDS - started)) s, saved $(cd "$work/runs" && echo "$1"_step_*.pt)"
+}
+
+# quiet COMMAND ...: show its output only if it fails
+quiet() {
+    "$@" >"$work/log" 2>&1 || fail "$*"$'\n'"$(tail -n 20 "$work/log")"
 }
 
 expect_file() {
@@ -152,40 +173,38 @@ build server $image-server
 say "$("${engine[@]}" image inspect --format '{{.Size}}' $image | awk '{ printf "%.2f GB", $1 / 1e9 }')"
 
 say "help, and a wrong command"
-run --rm $image | grep -q recipes/ptb_awd_lstm/train.sh || fail "help does not list the recipes"
+run --rm $image >"$work/log"
+grep -q recipes/ptb_awd_lstm/train.sh "$work/log" || fail "help does not list the recipes"
 status=0
 run --rm $image onmt_tranlsate 2>/dev/null || status=$?
 [ $status = 2 ] || fail "a wrong command ends with $status"
 
 say "a recipe with one process and with two"
 recipe=recipes/ptb_awd_lstm
-for command in "$recipe/preprocess.sh" "$recipe/train.sh small_standard" "$recipe/eval.sh small_standard"; do
-    # shellcheck disable=SC2086
-    run --rm $image $command --smoke >"$work/log" 2>&1 || fail "$command: $(tail -n 20 "$work/log")"
-done
-run --rm -e GPUS_PER_NODE=2 $image distributed $recipe/train.sh small_funnel --smoke >"$work/log" 2>&1 ||
-    fail "distributed: $(tail -n 20 "$work/log")"
+quiet run --rm $image $recipe/preprocess.sh --smoke
+quiet run --rm $image $recipe/train.sh small_standard --smoke
+quiet run --rm $image $recipe/eval.sh small_standard --smoke
+quiet run --rm -e GPUS_PER_NODE=2 $image distributed $recipe/train.sh small_funnel --smoke
 for row in small_standard small_funnel; do
     expect_file "ptb_awd_lstm/smoke/$row/best.pt"
 done
 
-say "onmt_build_vocab, onmt_train, SIGTERM, and the same command again"
+say "onmt_build_vocab; onmt_train, SIGTERM, and the same command again"
 for split in train valid; do
     awk 'BEGIN { srand(7); for (line = 0; line < 200; line++) { text = ""
         for (word = 0; word < 5; word++) text = text " w" int(40 * rand())
-        print substr(text, 2) } }' >"$work/runs/$split.src"
-    tr w v <"$work/runs/$split.src" >"$work/runs/$split.tgt"
+        print substr(text, 2) } }' >"$work/data/$split.src"
+    tr w v <"$work/data/$split.src" >"$work/data/$split.tgt"
 done
-cat >"$work/runs/model.yaml" <<'YAML'
+cat >"$work/data/model.yaml" <<'YAML'
 data:
-  corpus: {path_src: train.src, path_tgt: train.tgt, weight: 1}
-  valid: {path_src: valid.src, path_tgt: valid.tgt}
+  corpus: {path_src: /data/train.src, path_tgt: /data/train.tgt, weight: 1}
+  valid: {path_src: /data/valid.src, path_tgt: /data/valid.tgt}
 src_vocab: model.vocab
 share_vocab: true
 share_embeddings: true
 share_decoder_embeddings: true
 save_data: model
-save_model: model
 encoder_type: transformer
 decoder_type: transformer
 position_encoding: true
@@ -199,33 +218,45 @@ learning_rate: 0.003
 batch_size: 32
 batch_type: sents
 num_workers: 0
+gpu_backend: gloo
 train_steps: 3000
 save_checkpoint_steps: 3000
 valid_steps: 3000
 report_every: 10
+tensorboard: true
+tensorboard_log_dir: tensorboard
 YAML
-chown -R "$user" "$work/runs"/* 2>/dev/null || true
-run --rm $image onmt_build_vocab -config model.yaml -n_sample -1 >"$work/log" 2>&1 || fail "$(tail -n 20 "$work/log")"
-start $image onmt_train -config model.yaml
-wait_for "onmt_train makes no steps" bash -c '"$@" 2>&1 | grep -q "Step 20/"' bash "${engine[@]}" logs image-test
-stopped=$SECONDS
-"${engine[@]}" stop -t 60 image-test >/dev/null
-status=$("${engine[@]}" inspect --format '{{.State.ExitCode}}' image-test)
-[ "$status" = 143 ] || fail "onmt_train ends with $status on SIGTERM: $("${engine[@]}" logs image-test 2>&1 | tail -n 20)"
-finish
-steps=$(cd "$work/runs" && ls model_step_*.pt)
-[[ $steps != *model_step_3000.pt* ]] || fail "onmt_train was done before it was stopped"
-say "it saved $steps within $((SECONDS - stopped)) s and ended with 143"
-run --rm $image onmt_train -config model.yaml >"$work/log" 2>&1 || fail "$(tail -n 20 "$work/log")"
+quiet run --rm $image onmt_build_vocab -config /data/model.yaml -n_sample -1
+train=(onmt_train -config /data/model.yaml -save_model)
+makes_steps() {
+    "${engine[@]}" logs image-test 2>&1 | grep "Step 20/"
+}
+start $image "${train[@]}" model
+wait_for "onmt_train makes no steps" makes_steps
+stop model
+quiet run --rm $image "${train[@]}" model
 ! grep -q "Step 10/" "$work/log" || fail "onmt_train did not resume"
 expect_file model_step_3000.pt
 
+say "onmt_train with two processes, SIGTERM; with two containers"
+start -e GPUS_PER_NODE=2 $image distributed "${train[@]}" two
+wait_for "two processes make no steps" makes_steps
+stop two
+machines=(-e NODES=2 -e GPUS_PER_NODE=1 -e MASTER_ADDR=localhost)
+start "${machines[@]}" $image distributed "${train[@]}" pair -train_steps 40
+network=container:image-test quiet run --rm "${machines[@]}" -e NODE_RANK=1 $image \
+    distributed "${train[@]}" pair -train_steps 40
+status=$("${engine[@]}" wait image-test)
+[ "$status" = 0 ] || fail "the first container ends with $status: $("${engine[@]}" logs image-test 2>&1 | tail -n 20)"
+makes_steps >/dev/null || fail "the first container made no steps"
+finish
+expect_file pair_step_40.pt
+
 say "onmt_translate, and the model with compressed embeddings"
-run --rm $image shared-embeddings compress --method projective --rank 8 --model model_step_3000.pt --output small.pt \
-    >"$work/log" 2>&1 || fail "$(tail -n 20 "$work/log")"
+quiet run --rm $image shared-embeddings compress --method projective --rank 8 --model model_step_3000.pt --output small.pt
 for model in model_step_3000.pt small.pt; do
-    run --rm $image onmt_translate -model /runs/$model -src valid.src -output /runs/translation >"$work/log" 2>&1 ||
-        fail "$(tail -n 20 "$work/log")"
+    rm -f "$work/runs/translation"
+    quiet run --rm $image onmt_translate -model /runs/$model -src /data/valid.src -output /runs/translation
     expect_file translation
     [ "$(wc -l <"$work/runs/translation")" = 200 ] || fail "$model does not translate every line"
 done
@@ -251,13 +282,13 @@ PYTHON
 }
 [ "$(ask wrong)" = 401 ] || fail "the server answers with a wrong token: $(ask wrong)"
 [[ $(ask secret) == *tgt* ]] || fail "the server does not translate: $(ask secret)"
-"${engine[@]}" stop -t 60 image-test >/dev/null
+quiet "${engine[@]}" stop -t 60 image-test
 finish
 
 say "TensorBoard"
 start $image tensorboard --logdir /runs --bind_all --port 6006
-wait_for "TensorBoard does not answer" "${engine[@]}" exec image-test \
-    python -c "import urllib.request; urllib.request.urlopen('http://127.0.0.1:6006/')"
+wait_for "TensorBoard shows no training of onmt_train" "${engine[@]}" exec image-test python -c \
+    "from urllib.request import urlopen; assert 'tensorboard/' in urlopen('http://127.0.0.1:6006/data/runs').read().decode()"
 finish
 
 say "passed"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import multiprocessing
 import signal
 from argparse import Namespace
@@ -45,6 +47,7 @@ def train(opt: Namespace, record: dict[str, Any]) -> None:
                 if stop.requested:
                     event.set()
         except ProcessExitedException as error:
+            stop.raise_requested()  # SIGTERM to the process group while ranks start, before they ignore it
             raise UserError(
                 f"rank {opt.gpu_ranks[error.error_index]} (process {error.error_pid}) ended with "
                 f"{error.signal_name or error.exit_code}, possibly out of memory; the other ranks were "
@@ -57,6 +60,7 @@ def train(opt: Namespace, record: dict[str, Any]) -> None:
 
 
 def _train_rank(index: int, opt: Namespace, record: dict[str, Any], event: Any) -> None:
+    atexit.register(gc.freeze)  # no last collection: it takes longer than all else after the checkpoint
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()

@@ -39,6 +39,15 @@ _MODELS = (
     ("all-MiniLM-L6-v2", "original", "whole_int4_calibrated"),
     ("WordLlama, a static model", "wordllama_float16", "wordllama_spectral_4"),
 )
+# Codes of runtimes: their names, and the rows with calibrated codes and with the runtime's rounding to them.
+_RUNTIMES = {
+    **{f"MLX `{bits}_64`": (f"for_mlx_{bits}_64", f"mlx_{bits}bit_64") for bits in (4, 3, 2)},
+    **{
+        f"llama.cpp `{kind.upper()}`": (f"for_llama_{kind}", f"gguf_{kind}")
+        for kind in ("iq4_nl", "q4_0", "q4_1")
+    },
+    "transformers `int4`": ("for_transformers_int4", "rows_int4"),
+}
 # A 7B model in 16 bits that was not measured: its input and output tables, and all of its weights.
 _LARGE, _LARGE_TABLES, _LARGE_WEIGHTS = "Mistral 7B", 2 * 32_000 * 4096, 7_241_732_096
 
@@ -123,6 +132,22 @@ def gains(records: Mapping[str, Record]) -> str:
     before, after = 2e-6 * _LARGE_WEIGHTS, (2 * _LARGE_WEIGHTS - 1.5 * _LARGE_TABLES) / 1e6
     sizes = f"{100 * _LARGE_TABLES / _LARGE_WEIGHTS:.0f} % | {before:,.0f} | {after:,.0f}"
     return "\n".join([*lines, f"| {_LARGE} | {sizes} | not measured, and not worth it |"])
+
+
+def runtimes(records: Mapping[str, Record]) -> str:
+    """Return the table of runtimes' codes: rises in perplexity with calibrated and with rounded codes."""
+    titles = ["Model", "Codes", "Bits", *(TITLES.get(text, text) for text in _COLUMNS), "Worst language"]
+    lines = [f"| {' | '.join(titles)} |", f"| {' | '.join(['---'] * 2 + ['--:'] * (len(titles) - 2))} |"]
+    for decoder, title in DECODER_NAMES.items():
+        for codes, names in _RUNTIMES.items():
+            pair = [records.get(f"{decoder}_{name}") for name in names]
+            ours, theirs = (row if row and "German" in row["metrics"]["texts"] else None for row in pair)
+            if ours is None or theirs is None:
+                continue
+            cells = [f"{higher(text, ours)} / {higher(text, theirs)}" for text in _COLUMNS]
+            worst = f"{worst_language(ours)} / {worst_language(theirs)}"
+            lines.append(f"| {title} | {codes} | {bits_a_weight(ours):.2f} | {' | '.join(cells)} | {worst} |")
+    return "\n".join(lines).replace(" %", "").replace("+", "")
 
 
 def draw_front(records: Mapping[str, Record], path: Path = PICTURE) -> None:
