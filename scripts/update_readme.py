@@ -11,13 +11,14 @@ from recipes.shrink_a_model import summary
 from shared_embeddings.cli.catalog import methods_table
 
 ROOT = Path(__file__).parents[1]
-README, METHODS = ROOT / "README.md", ROOT / "docs" / "methods.md"
+README, DOCS = ROOT / "README.md", ROOT / "docs"
 
 models = summary.results_by_row()
 update_readme(README, "front", summary.front(models))
 update_readme(README, "gains", summary.gains(models))
+update_readme(DOCS / "deployment.md", "runtimes", summary.runtimes(models))
 summary.draw_front(models)
-update_readme(METHODS, "methods", methods_table())
+update_readme(DOCS / "methods.md", "methods", methods_table())
 for recipe in map(find_recipe, recipe_names()):
     if read_file(recipe.folder / FILE).get("readme"):
         print(update_tables(recipe, recipe.folder / RESULTS, recipe.page))

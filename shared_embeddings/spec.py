@@ -74,7 +74,7 @@ class EmbeddingOptions(Generic[EmbeddingClass]):
     fullgraph_limit: ClassVar[str | None] = None
 
     # Whether a trained bias is added to the score of every word.
-    output_bias: bool = option("Adds a trained bias to the score of every word.", False)
+    output_bias: bool = option("Adds a trained bias to the score of every token.", False)
 
     @classmethod
     def normalize(cls, values: dict[str, object], words: Sequence[str] | None = None) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -23,7 +24,7 @@ LOOK = """<!doctype html><pre></pre><script>
 const visits = VISITS, problems = [];
 function look({ documentElement: root }, page, width) {
   if (root.scrollWidth > width) problems.push(`${page} at ${width}: the page is ${root.scrollWidth} wide`);
-  for (const element of root.querySelectorAll(".md-content *"))
+  for (const element of root.querySelectorAll("article *"))
     if (element.clientWidth && element.scrollWidth > element.clientWidth + 4 && !element.closest("pre"))
       problems.push(`${page} at ${width}: ${element.tagName} cuts ${element.textContent.slice(0, 80)}`);
   for (const verdict of root.querySelectorAll("td[data-name=verdict]"))
@@ -49,12 +50,12 @@ visit();
 def test_no_page_is_cut_or_scrolls_sideways(tmp_path: Path) -> None:
     site = tmp_path / "site"
     build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(site)]
-    subprocess.run(build, cwd=ROOT, check=True)
-    pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
+    subprocess.run(build, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True)
+    # 404.html finds its styles on a server only.
+    pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html") if path.stem != "404")
     assert len(pages) > 40
-    assert (
-        metadata.version("shared-embeddings") in re.search("<title>.*", (site / "index.html").read_text())[0]
-    )
+    [title] = re.findall("<title>(.*)</title>", (site / "index.html").read_text())
+    assert metadata.version("shared-embeddings") in title
 
     visits = json.dumps([(page, width) for page in pages for width in (390, 1280)])
     (site / "look.html").write_text(LOOK.replace("VISITS", visits))

@@ -15,7 +15,7 @@ replaceTexts(".md-typeset td:first-child", /(?<=_)()/, () => document.createElem
 
 // Tables that do not fit get smaller text, then become cards: on phones, those of more than two columns always do.
 // A card has the name of the row, then its verdict and qualities, then the other columns.
-const FIRST = [/verdict|works|result/i, /^here|worst|perplexity|bleu|rouge|kept|quality|measured|costs|small/i];
+const FIRST = [/verdict|works|result/i, /^here|worst|perplexity|bleu|rouge|kept|quality|measured|costs|small there/i];
 const tables = [...document.querySelectorAll(".md-typeset table:not([class])")];
 
 for (const table of tables) {

@@ -222,10 +222,11 @@ def help_text() -> str:
         lines += ["", f"{title}:"]
         for field in dataclasses.fields(options):
             about = option_metadata(options, field.name)["description"]
-            default = "required"
-            if field.default is not dataclasses.MISSING:
-                shown = yaml.safe_dump(plain(field.default), default_flow_style=True)
-                default = shown.removesuffix("...\n").strip()
+            value, default = field.default, "required"
+            if field.default_factory is not dataclasses.MISSING:
+                value = field.default_factory()
+            if value is not dataclasses.MISSING:
+                default = yaml.safe_dump(plain(value), default_flow_style=True).removesuffix("...\n").strip()
             entry = f"  {field.name} ({default}): {about}"
             lines += textwrap.wrap(entry, 100, subsequent_indent=" " * 6)
     return "\n".join([*lines, "", "example: lm_train -config train.yaml -learning_rate 20"])

@@ -94,6 +94,7 @@ SERIES = (
     *("default", "only the text", "recovered", "not calibrated", "rounded", "for a runtime"),
     *("gguf", "mlx", "torchao", "bitsandbytes"),
 )
+PEERS = {"gguf": "llama.cpp", "mlx": "MLX"}  # what runs the codes of a package
 # Smaller losses, in percent, are drawn as this, since a logarithmic axis has no 0; rows of more bits are not
 # drawn, and those of about as many stand so far apart.
 _LEAST_LOSS, _MOST_BITS, _APART = 0.1, 6, 0.085
@@ -550,13 +551,14 @@ def label(record: Record) -> str:
     """Return how the table of a row was made: options of `compress`, or a type of another package."""
     config, name = record["config"], series(record)
     if "peer" in config:
-        return " ".join(config["peer"].values())
+        package, kind = config["peer"].values()
+        return f"{PEERS.get(package, package)} {kind}, rounded"
     bits = f"{config['given']['bits']:g}"
     if name == "rounded":
         return f"rounded to {bits} bits"
     if name == "for a runtime":
         runtime, _, grid = record["row"].partition("_for_")[2].partition("_")
-        return f"--for {runtime} {grid}"
+        return f"--for llama.cpp {grid.upper()}" if runtime == "llama" else f"--for {runtime} {grid}"
     recover = f" --recover {config.get('recover') or 0:g}min"
     options = {"only the text": " --only-text", "not calibrated": " --calibration none", "recovered": recover}
     return f"--bits {bits}{options.get(name, '')}"

@@ -29,7 +29,7 @@ ROWS = (
     *("original", "gguf_iq4_nl", "for_llama_iq4_nl", "mlx_4bit_64", "for_mlx_4_64", "rows_int4"),
     *("for_transformers_int4", "spectral_4", "spectral_3", "spectral_2"),
 )
-_FOUR, _ROUNDED = "gemma_spectral_4", "gemma_mlx_4bit_64"
+_FOUR, _ROUNDED = "gemma_spectral_4", ("gemma_mlx_4bit_64", "gemma_gguf_iq4_nl")
 _COLUMNS = (*TITLES, "German", "Python")
 _LEAST = 0.1  # smaller rises, in percent, are drawn as this, since a logarithmic axis has no 0
 # Models in the table of who gains: title, the rows before and after.
@@ -39,6 +39,15 @@ _MODELS = (
     ("all-MiniLM-L6-v2", "original", "whole_int4_calibrated"),
     ("WordLlama, a static model", "wordllama_float16", "wordllama_spectral_4"),
 )
+# Codes of runtimes: their names, and the rows with calibrated codes and with the runtime's rounding to them.
+_RUNTIMES = {
+    **{f"MLX `{bits}_64`": (f"for_mlx_{bits}_64", f"mlx_{bits}bit_64") for bits in (4, 3, 2)},
+    **{
+        f"llama.cpp `{kind.upper()}`": (f"for_llama_{kind}", f"gguf_{kind}")
+        for kind in ("iq4_nl", "q4_0", "q4_1")
+    },
+    "transformers `int4`": ("for_transformers_int4", "rows_int4"),
+}
 # A 7B model in 16 bits that was not measured: its input and output tables, and all of its weights.
 _LARGE, _LARGE_TABLES, _LARGE_WEIGHTS = "Mistral 7B", 2 * 32_000 * 4096, 7_241_732_096
 
@@ -72,14 +81,14 @@ def best_and_worst(record: Record) -> tuple[str, str]:
 
 def sentence(records: Mapping[str, Record]) -> str:
     """Return what four bits do to Gemma, and what rounding does to the same table."""
-    four, rounded = records[_FOUR], records[_ROUNDED]
+    four, rounded = records[_FOUR], [records[row] for row in _ROUNDED if row in records]
     before, (_, worst) = four["counts"]["folder_bytes_before"] / 1e6, best_and_worst(four)
-    least, most = (loss(rounded, text) for text in best_and_worst(rounded))
+    rises = [loss(record, text) for record in rounded for text in best_and_worst(record)]
     languages = len([text for text in four["metrics"]["texts"] if text not in (*TITLES, "Python", "German")])
     return (
         f"Gemma 3 270M shrinks from {before:.0f} to {whole_bytes(four) / 1e6:.0f} MB, and its perplexity "
         f"rises by at most {loss(four, worst):.1f} % in English, German, Python and {languages} other "
-        f"languages; with MLX's rounding to 4.5 bits, by {least:.0f} to {most:.0f} %."
+        f"languages; rounded to 4.5 bits by llama.cpp or MLX, by {min(rises):.0f} to {max(rises):.0f} %."
     )
 
 
@@ -123,6 +132,22 @@ def gains(records: Mapping[str, Record]) -> str:
     before, after = 2e-6 * _LARGE_WEIGHTS, (2 * _LARGE_WEIGHTS - 1.5 * _LARGE_TABLES) / 1e6
     sizes = f"{100 * _LARGE_TABLES / _LARGE_WEIGHTS:.0f} % | {before:,.0f} | {after:,.0f}"
     return "\n".join([*lines, f"| {_LARGE} | {sizes} | not measured, and not worth it |"])
+
+
+def runtimes(records: Mapping[str, Record]) -> str:
+    """Return the table of runtimes' codes: rises in perplexity with calibrated and with rounded codes."""
+    titles = ["Model", "Codes", "Bits", *(TITLES.get(text, text) for text in _COLUMNS), "Worst language"]
+    lines = [f"| {' | '.join(titles)} |", f"| {' | '.join(['---'] * 2 + ['--:'] * (len(titles) - 2))} |"]
+    for decoder, title in DECODER_NAMES.items():
+        for codes, names in _RUNTIMES.items():
+            pair = [records.get(f"{decoder}_{name}") for name in names]
+            ours, theirs = (row if row and "German" in row["metrics"]["texts"] else None for row in pair)
+            if ours is None or theirs is None:
+                continue
+            cells = [f"{higher(text, ours)} / {higher(text, theirs)}" for text in _COLUMNS]
+            worst = f"{worst_language(ours)} / {worst_language(theirs)}"
+            lines.append(f"| {title} | {codes} | {bits_a_weight(ours):.2f} | {' | '.join(cells)} | {worst} |")
+    return "\n".join(lines).replace(" %", "").replace("+", "")
 
 
 def draw_front(records: Mapping[str, Record], path: Path = PICTURE) -> None:

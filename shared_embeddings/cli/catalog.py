@@ -68,8 +68,7 @@ def options_of(method: str) -> Iterator[tuple[str, str, str | None, str]]:
     for field in dataclasses.fields(config):
         default = REQUIRED if field.default_factory is dataclasses.MISSING else None
         if field.default is not dataclasses.MISSING:
-            text = str(field.default)
-            default = text.lower() if text in ("None", "True", "False") else text
+            default = field.default if isinstance(field.default, str) else json.dumps(field.default)
         described = field.metadata["description"]
         description = described() if callable(described) else described
         yield field.name, describe_type(hints[field.name]), default, description

@@ -50,15 +50,20 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         "onnx-embeddings and vec",
     )
     formats = "; ".join(f"{name}: {text}" for name, text in _FORMATS.items())
+    command.add_argument("--format", choices=[*_FORMATS], help=f"{formats} (default: onnx, or the runtime's)")
     command.add_argument(
-        "--format", choices=[*_FORMATS], help=f"{formats} (default: onnx, or what a runtime reads)"
+        "--dtype",
+        choices=DTYPES,
+        default="float16",
+        help="for model2vec (default: float16)",
     )
-    command.add_argument("--dtype", choices=DTYPES, default="float16", help="of model2vec (default: float16)")
     add_options(command, CompressOptions, ("runtime", "bits", "grid", "gguf"))
     command.add_argument("--force", action="store_true", help="overwrite existing files")
 
     title = "complete a large table whose parts were compressed by several processes"
-    add("join", title, _join, "SMALL").add_argument("path", type=existing_path, help="the output of compress")
+    add("join", title, _join, "SMALL").add_argument(
+        "path", type=existing_path, help="the output of compress --table"
+    )
 
     title = "compare the files of a model with the checksums that were written with them"
     command = add("verify", title, _verify, "SMALL")

@@ -22,7 +22,7 @@ _SKIP_GRAM = {
 
 def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the commands; for `add`, see `shared_embeddings.cli.main`."""
-    title = "cluster the words of a vocabulary into semantic classes"
+    title = "cluster the tokens of a vocabulary into semantic classes, for UnClE"
     example = "--text train.txt --vocab vocab.txt --num-classes 1000 --output classes.npz"
     command = add("classes", title, _classes, example)
     source = command.add_mutually_exclusive_group(required=True)
@@ -33,7 +33,7 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         metavar="CLASSES",
         help="cluster the word vectors in this class file (.npz) again",
     )
-    command.add_argument("--vocab", type=existing_file, help="vocabulary, one word per line (with --text)")
+    command.add_argument("--vocab", type=existing_file, help="vocabulary, one token per line (with --text)")
     command.add_argument(
         "--num-classes", required=True, type=int, help="number of classes, such as a twelfth of V"
     )

@@ -71,17 +71,17 @@ def fit_tables(
         fitted.reports.append(report)
         if known["metric"] is not None:
             fitted.notes.append(
-                f"table {table.name} is rounded for predictions: its relative error is larger than with "
+                f"table '{table.name}' is rounded for predictions: its relative error is larger than with "
                 "calibration none"
             )
         stored, error = report.storage, report.fit.relative_error
         if target is not None and report.stored_bytes.after > target.limit(table.table, every_table):
             fitted.notes.append(
-                f"{method} chose its own sizes when it was fitted: table {report.name} misses the target"
+                f"{method} chose its own sizes when it was fitted: table '{report.name}' misses the target"
             )
         if stored is not None and stored.relative_error > error + _MUCH_ADDED:
             fitted.notes.append(
-                f"{stored.store} raises the relative error of table {report.name} from {error:.4f} to "
+                f"{stored.store} raises the relative error of table '{report.name}' from {error:.4f} to "
                 f"{stored.relative_error:.4f}; another storage keeps more"
             )
     return fitted

@@ -170,7 +170,7 @@ class Retention:
     """The share of a model's predictions or quality that compression kept."""
 
     share: float | None  # 1 for all, None if it could not be measured
-    of: str  # the measure: "predictions", `NEIGHBORS`, "BLEU" or "probability of a word"
+    of: str  # the measure: "predictions", `NEIGHBORS`, "BLEU" or "probability of a token"
     how: str  # the data of the measurement, or why it failed
     needs_training: bool  # whether the share is below `USABLE_SHARE` or unknown
     kl: float | None = None  # of the predictions from the original's, in nats; None for a quality
@@ -234,7 +234,7 @@ class ScoredWords(NamedTuple):
     total: int  # V, of all words
 
     def __str__(self) -> str:
-        return f"by {len(self.ids):,} of {self.total:,} words that stand for all"
+        return f"by {len(self.ids):,} of {self.total:,} tokens that stand for all"
 
 
 class Comparison:
@@ -334,7 +334,7 @@ class Comparison:
             if before.value > 0:
                 share, of = after.value / before.value, before.measure
                 if of == "perplexity":
-                    share, of = before.value / after.value, "probability of a word"
+                    share, of = before.value / after.value, "probability of a token"
                 return quality, Retention.measured(share, of, before.how)
         reason = self.reason
         if self.samples is not None and not reason:
@@ -463,7 +463,7 @@ def sampled_lines(texts: Sequence[Path], seed: int, number: int = LINES) -> list
         elif (chosen := draw.randrange(index + 1)) < number:
             sample[chosen] = line
     if not sample:
-        raise UserError(f"text {names_of(texts)}: has no words; use another text")
+        raise UserError(f"text {names_of(texts)}: has no tokens; use another text")
     draw.shuffle(sample)
     return sample
 
@@ -480,7 +480,7 @@ def split_lines(texts: Sequence[Path], folder: Path) -> tuple[Sequence[Path], Se
             numbers[place] += 1
             characters += len(line)
     if not any(numbers):
-        raise UserError(f"text {', '.join(map(str, texts))}: has no words; use another text")
+        raise UserError(f"text {', '.join(map(str, texts))}: has no tokens; use another text")
     steps = [min(max(_FIFTH, characters // _MEASURED), number) for number in numbers]
     folders = [folder / kind / str(place) for kind in ("rest", "measured") for place in range(len(texts))]
     copies = [place / text.name.removesuffix(".gz") for place, text in zip(folders, [*texts, *texts])]

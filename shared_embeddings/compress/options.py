@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shared_embeddings.compress.sizing import Target
 
 SKIP_UNDECODABLE = "leave out word vectors whose words are not UTF-8 text, instead of failing"
-MODEL = "a trained model of any host, file or folder, or its id on the Hugging Face Hub"
+MODEL = "a trained model: a file, a folder, or its name on the Hugging Face Hub"
 # How the numbers of embeddings may be stored by `compress`; None is the default of a method.
 Store = Literal["fp32", "fp16", "int8"]
 # In place of a file with a calibration.
@@ -98,7 +98,7 @@ class CompressOptions:
     model: Path = option(MODEL, parse=model_path)
     output: Path | None = option("output path, in the format of the model", None, parse=new_path)
     skip_undecodable: bool = option(SKIP_UNDECODABLE, False)
-    compare: bool = option("only compare the candidates, also at other sizes; write no model", False)
+    compare: bool = option("only compare candidates, also at other sizes, and write no model", False)
     force: bool = option("overwrite existing files", False)
 
     table: str | None = option(
@@ -115,21 +115,21 @@ class CompressOptions:
     size: str | None = option("size of the embeddings: a factor such as 8x, or at most 500kB or 20MB", None)
     bits: float | None = option("size of the embeddings: bits for each number of the tables", None)
     max_loss: str | None = option(
-        "choose the smallest size with at most this loss of the quality, or else of the perplexity of the "
-        "text or the predictions, such as 1%; or this divergence of the predictions, such as 0.02nats",
+        "find the smallest size that loses at most this: 1% of the quality on validation data, or without it "
+        "of the text's perplexity or of the predictions; 0.02nats is a divergence of the predictions",
         None,
     )
 
     runtime: str | None = option(
         lambda: (
-            "write what this program runs without this package, with codes of its own of so many bits: "
+            "write the model in this runtime's own codes (see bits, grid), which run without this package: "
             + "; ".join(f"{name}: {runtime.about}" for name, runtime in runtimes().items())
         ),
         None,
         flag="for",
         choices=runtimes,
     )
-    grid: str | None = option("codes by the name that the runtime has for them, such as Q4_0", None)
+    grid: str | None = option("the runtime's name for its codes, such as Q4_0", None)
     gguf: Path | None = option(
         "a GGUF file of the model, for llama.cpp: its other tensors are copied", None, parse=existing_file
     )
@@ -144,20 +144,19 @@ class CompressOptions:
     seed: int = option("seed of all random numbers", 0)
 
     text: tuple[Path, ...] = option(
-        "text like that of your application, raw for Hugging Face models, otherwise tokenized as in "
-        "training: what matters most, to count tokens, to calibrate and to compare predictions",
+        "text like that of your application (raw for Hugging Face models, otherwise tokenized as in "
+        "training): its tokens are counted, and it calibrates the codes and compares predictions",
         (),
         parse=existing_file,
     )
     only_text: bool = option(
-        "keep what the text needs alone, not what the model knows of other languages and code", False
+        "keep only what the text needs, not the other languages and the code that the model knows", False
     )
     token_counts: Path | None = option(
         "file with a token, a tab and its count per line", None, parse=existing_file
     )
     calibration: Path | None = option(
-        "read what errors count for predictions from this file, or write it if there is none; 'none' rounds "
-        "to the nearest codes",
+        "file of a calibration: read if it exists, written otherwise; 'none' rounds to the nearest codes",
         None,
         parse=output_path,
     )
@@ -182,7 +181,7 @@ class CompressOptions:
         "its reference translation, tokenized like the output", None, parse=existing_file
     )
     check: bool = option(
-        "run the model to measure what it keeps; without, which needs a method, it takes less memory", True
+        "run the model to measure what it keeps; not doing so takes less memory and needs a method", True
     )
     report: Path | None = option("also write the report to this JSON file", None, parse=new_path)
 
@@ -265,13 +264,15 @@ class TrimOptions:
         "the same for the target of a translation model", (), parse=existing_file
     )
     held_out: tuple[Path, ...] = option(
-        "held-out texts: report how many of their lines round-trip", (), parse=existing_file
+        "texts that select no tokens: report how many of their lines round-trip",
+        (),
+        parse=existing_file,
     )
     keep: tuple[Path, ...] = option("more tokens to keep, one per line", (), parse=existing_file)
     output: Path | None = option("output path, in the format of the model", None, parse=new_path)
     dry_run: bool = option("only report the tokens to keep and the size; write no model", False)
-    min_count: int = option("remove tokens that are less frequent in the texts", 1)
-    top_k: int | None = option("keep so many of the most frequent tokens of the texts", None)
+    min_count: int = option("remove tokens that occur less often than this in the texts", 1)
+    top_k: int | None = option("keep this many of the most frequent tokens of the texts", None)
     coverage: str | None = option(
         "keep the most frequent tokens that cover this fraction of the texts, such as 99.9%", None
     )

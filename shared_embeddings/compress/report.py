@@ -96,7 +96,7 @@ class TableReport:
         """The report as text."""
         fit, stored = self.fit, self.storage
         of_part = "" if self.part is None else f", {self.part}"
-        yield f"table {self.name} ({', '.join(self.uses)}){of_part}: {self.method()}"
+        yield f"table '{self.name}' ({', '.join(self.uses)}){of_part}: {self.method()}"
         yield _line("  bytes", self.stored_bytes)
         yield _line("  bytes in memory", self.decoding.memory)
         yield f"  {self.decoding.described()}"
@@ -236,10 +236,10 @@ class CompressionReport:
         lines += [*_BEFORE_AFTER, _row("weights", self.bytes_of_weights)]
         how = []
         for table in self.tables:
-            lines.append(_row(f"table {table.name} ({', '.join(table.uses)})", table.stored_bytes))
-            lines.append(_row(f"table {table.name} in memory", table.decoding.memory))
+            lines.append(_row(f"table '{table.name}' ({', '.join(table.uses)})", table.stored_bytes))
+            lines.append(_row(f"table '{table.name}' in memory", table.decoding.memory))
             bits = 8 * table.stored_bytes.after / max(table.parameters.before, 1)
-            how.append(f"- table {table.name}: `{table.method()}`, {bits:.2f} bits a weight")
+            how.append(f"- table '{table.name}': `{table.method()}`, {bits:.2f} bits a weight")
         how.append(f"- numbers are stored as {self.store}")
         if self.calibration is not None:
             how.append(f"- codes are {self.calibration}")
@@ -296,7 +296,7 @@ class CompressionReport:
         for table in self.tables:
             sizes = table.stored_bytes
             lines.append(
-                f"table {table.name} ({', '.join(table.uses)}): {_readable(sizes.after)} instead of "
+                f"table '{table.name}' ({', '.join(table.uses)}): {_readable(sizes.after)} instead of "
                 f"{_readable(sizes.before)} ({sizes.smaller:.1f}x smaller), {table.method()}"
             )
         if (score := self.quality) is not None:
@@ -308,7 +308,7 @@ class CompressionReport:
             codecs = {table.fit.options.get("codec", "uniform") for table in self.tables}
             advice = "" if codecs == {"uniform"} else "; --codec uniform is the fastest one"
             lines.append(
-                "note: words are looked up and scored more slowly than before, which slows down generation "
+                "note: tokens are looked up and scored more slowly than before, which slows down generation "
                 f"where it takes most of the time{advice}"
             )
         return "\n".join([*lines, self.kept.described(self.calibration)])

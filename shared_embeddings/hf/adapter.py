@@ -192,7 +192,7 @@ class FolderModel(host.TrainedModel):
         kind = type(self.module).__name__
         if self.module.config.is_encoder_decoder or kind not in set(names.values()):
             raise UserError(
-                f"{kind} does not predict the next word from the previous ones, so it has no perplexity; "
+                f"{kind} does not predict the next token from the previous ones, so it has no perplexity; "
                 "omit validation"
             )
         path = validation.one_text()

@@ -95,7 +95,7 @@ def samples(
     if has_targets:
         positions[:, -1] = False
     if not positions.any():
-        raise UserError(f"{names_of(texts or ())}: is too short to predict a word of it; use a longer text")
+        raise UserError(f"{names_of(texts or ())}: is too short to predict a token of it; use a longer text")
     states: list[Tensor] = []
 
     def predict(part: tuple[dict[str, Tensor], Tensor]) -> Batch:
@@ -247,7 +247,7 @@ def _decoder_or_encoder_inputs(
         words = words[:tokens]
         width = min(longest - len(begin), len(words))
         if width < 1:
-            raise UserError(f"{names_of(texts)}: has no words for this model; use another text")
+            raise UserError(f"{names_of(texts)}: has no tokens for this model; use another text")
         rows = torch.tensor(words[: len(words) // width * width]).view(-1, width)
         ids = torch.cat([torch.tensor(begin, dtype=torch.int64).expand(len(rows), -1), rows], dim=1)
     elif model.can_generate():

@@ -100,7 +100,7 @@ class TokenVocabulary:
 
     def count(self, texts: Sequence[Path]) -> dict[str, int]:
         """Return the token counts of texts."""
-        tokenizer = self._required("to count words with; give token counts, with ids instead of words")
+        tokenizer = self._required("to count tokens with; give token counts, with ids instead of tokens")
         counts: Counter[int] = Counter()
         for path in texts:
             lines = [line for line in read_lines(path) if line.strip()]
@@ -109,7 +109,7 @@ class TokenVocabulary:
                 for ids in tokenizer(block, add_special_tokens=False, verbose=False)["input_ids"]:
                     counts.update(ids)
         if not counts:
-            raise UserError(f"text {', '.join(map(str, texts))}: has no words; use another text")
+            raise UserError(f"text {', '.join(map(str, texts))}: has no tokens; use another text")
         return {tokenizer.convert_ids_to_tokens(index): count for index, count in counts.items()}
 
 

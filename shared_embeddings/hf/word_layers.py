@@ -108,7 +108,7 @@ def find_tables(model: Any) -> list[WordTable]:
                 outputs.append(path)
             else:
                 raise UserError(
-                    f"{kind}: {path} is a {type(module).__name__} with the word table, which cannot be "
+                    f"{kind}: {path} is a {type(module).__name__} with the embedding table, which cannot be "
                     "replaced"
                 )
         of_side = "words" if is_single and name == "input_words" else name
@@ -145,7 +145,7 @@ def _word_layers(model: Any) -> list[tuple[str, Any]]:
             layers.append(("output", output))
     except (NotImplementedError, AttributeError) as error:
         raise UserError(
-            f"{kind}: does not define where its word embeddings are; it is not supported"
+            f"{kind}: does not define where its embedding table is; it is not supported"
         ) from error
     return layers
 

@@ -58,7 +58,7 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     reads_blocks = True
 
     bits: float = option(
-        "The mean bits of the code of a number, from 0.25 to 8; words may get none. Scales take 8 bits more "
+        "The mean bits of the code of a number, from 0.25 to 8; tokens may get none. Scales take 8 bits more "
         "for each row, or 16 for each group of numbers.",
         minimum=0.25,
     )
@@ -70,13 +70,13 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
         "The numbers that share a scale, for codecs with groups.", DEFAULT_GROUP, minimum=1
     )
     count_exponent: float = option(
-        "Words get bits by their count to this power when token counts are known; 0 ignores the counts.",
+        "Tokens get bits by their count to this power when token counts are known; 0 ignores the counts.",
         0.6,
         minimum=0,
     )
     seed: int = option("The seed of the rotation, and of codes that are not fitted to a table.", 0, minimum=0)
     words_per_width: tuple[int, ...] = option(
-        "The number of words with 0, 1, ... 8, 1/2 and 1/4 bits; set when the embedding is fitted.",
+        "The number of tokens with 0, 1, ... 8, 1/2 and 1/4 bits; set when the embedding is fitted.",
         (),
         minimum=0,
     )

@@ -331,7 +331,13 @@ def test_the_picture_of_decoders(tmp_path: Path) -> None:
     ]
     shown = ["", "gguf", "rounded", "default", "only the text", "recovered"]
     assert [models.series(record) for record in records] == shown
-    named = ["gguf Q4_0", "rounded to 4 bits", "--bits 2", "--bits 2 --only-text", "--bits 2 --recover 20min"]
+    named = [
+        "llama.cpp Q4_0, rounded",
+        "rounded to 4 bits",
+        "--bits 2",
+        "--bits 2 --only-text",
+        "--bits 2 --recover 20min",
+    ]
     assert [models.label(record) for record in records[1:]] == named
     models.draw_decoders([*records, {"row": "left", "config": {}, "metrics": {}}], tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
@@ -360,23 +366,32 @@ def test_the_front_is_measured(tmp_path: Path) -> None:
     records = {}
     mlx = {"package": "mlx", "kind": "4bit_64"}
     for name, config, perplexities in [
-        ("gemma_original", CONFIGS["gemma_original"], [30.0, 30.0, 30.0]),
-        ("gemma_mlx_4bit_64", {**COMPRESSED, "peer": mlx}, [33.0, 36.0, 45.0]),
-        ("gemma_spectral_4", CONFIGS["smollm_a"], [30.3, 30.6, 31.5]),
-        ("gemma_gguf_iq4_nl", CONFIGS["gemma_gguf_q4_0"], [31.0]),
+        ("gemma_original", CONFIGS["gemma_original"], [30.0] * 5),
+        ("gemma_mlx_4bit_64", {**COMPRESSED, "peer": mlx}, [33.0, 36.0, 36.0, 36.0, 45.0]),
+        ("gemma_spectral_4", CONFIGS["smollm_a"], [30.3, 30.6, 30.6, 30.6, 31.5]),
+        ("gemma_gguf_iq4_nl", CONFIGS["gemma_gguf_q4_0"], [32.1]),
+        (
+            "gemma_for_mlx_4_64",
+            {**COMPRESSED, "given": {"codec": "affine", "bits": 4}},
+            [30.6, 31.2, 31.2, 31.2, 33.0],
+        ),
     ]:
         texts = {
             text: {"perplexity": perplexity, "original_perplexity": 30.0}
-            for text, perplexity in zip(["wikitext2", "German", "Czech"], perplexities)
+            for text, perplexity in zip(["wikitext2", "ag_news", "German", "Python", "Czech"], perplexities)
         }
         counts = {"weights": 1_000_000, "folder_bytes_before": 3_200_000, "stored_bits": 4_000_000}
         records[name] = {"row": name, "config": config, "counts": counts, "metrics": {"texts": texts}}
     claim, picture, titles, _, *rows = summary.front(records).replace("\n\n", "\n").splitlines()
-    assert "from 3 to 2 MB" in claim and "at most 5.0 %" in claim and claim.endswith("by 10 to 50 %.**")
+    assert "from 3 to 2 MB" in claim and "at most 5.0 %" in claim and claim.endswith("by 7 to 50 %.**")
     assert claim.strip("*") in picture
     assert titles.startswith("| Table | Calibrated | Whole model, MB | WikiText-2 |")
-    assert [row.split(" | ")[1] for row in rows] == ["–", "no", "yes"]  # not those without languages
-    assert rows[2].endswith("| 2 | +1.0 % | – | +2.0 % | – | Czech +5.0 % |")
+    assert [row.split(" | ")[1] for row in rows] == ["–", "no", "yes", "yes"]  # not those without languages
+    assert rows[3].endswith("| 2 | +1.0 % | +2.0 % | +2.0 % | +2.0 % | Czech +5.0 % |")
+    assert summary.runtimes(records).splitlines()[2] == (
+        "| Gemma 3 270M | MLX `4_64` | 4.00 | 2.0 / 10.0 | 4.0 / 20.0 | 4.0 / 20.0 | 4.0 / 20.0 "
+        "| Czech 10.0 / Czech 50.0 |"
+    )
     summary.draw_front(records, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 

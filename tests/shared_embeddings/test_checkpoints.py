@@ -245,7 +245,7 @@ def test_predictions_of_some_words_stand_for_those_of_all() -> None:
     compared = Comparison(model, None, [Path("a")], 5, scoring=lambda _: contextlib.nullcontext(words))
     model.shares = [[0.4, 0.1, 0.5], [0.7, 0.1, 0.2]]
     some = compared.retention()
-    assert some.how == "2 tokens, by 2 of 3 words that stand for all"
+    assert some.how == "2 tokens, by 2 of 3 tokens that stand for all"
     first, last = some.described().splitlines()
     assert first == "warning: 2 tokens are too few to judge; give a text of 10,000 or more"
     assert "perplexity" in last

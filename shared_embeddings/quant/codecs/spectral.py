@@ -115,8 +115,8 @@ class SpectralCodec(TrellisCodec):
 
     about = "trellis, with more bits for principal directions, the most exact up to 4 bits"
     about_layout = (
-        "the number of reflections, then for words of 1, 2, ... 8, 1/2 and 1/4 bits the number of directions "
-        "with 0, 1, ... 8, 1/2 and 1/4 bits"
+        "the number of reflections, then for tokens of 1, 2, ... 8, 1/2 and 1/4 bits the number of "
+        "directions with 0, 1, ... 8, 1/2 and 1/4 bits"
     )
     example_bits = 2.5
     standalone = (path_gain, *TrellisCodec.standalone[:-1], decode_spectral)

@@ -274,8 +274,8 @@ def test_a_sentence_encoder(tmp_path: Path, text: Path) -> None:
         "\nlibrary_name: sentence-transformers\n",
         "\npipeline_tag: sentence-similarity\n",
         "import shared_embeddings.hf\nfrom sentence_transformers import SentenceTransformer\n",
-        "| table words (embeddings.word_embeddings) | ",
-        "table words: `{method: projective, rank: ",
+        "| table 'words' (embeddings.word_embeddings) | ",
+        "table 'words': `{method: projective, rank: ",
         "numbers are stored as fp32",
         "nearest neighbors of 6 lines of text",
     ):

@@ -227,7 +227,7 @@ OTHER_MODELS = {
     "FSMTForConditionalGeneration": (
         {"d_model": DIM, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "langs": ["en", "de"]}
         | {"src_vocab_size": WORDS, "tgt_vocab_size": WORDS},
-        "does not define where its word embeddings are",
+        "does not define where its embedding table is",
     ),
 }
 
@@ -385,7 +385,7 @@ def test_a_text_of_blank_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str
         asked = ["--model", str(tmp_path / "model"), "--output", str(tmp_path / "small"), *size]
         assert main(["compress", *asked, "--text", str(text)]) == 2
         line = capsys.readouterr().err
-        assert line.count("\n") == 1 and f"{text}: has no words" in line
+        assert line.count("\n") == 1 and f"{text}: has no tokens" in line
 
 
 def test_a_text_of_one_word_predicts_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -248,7 +248,7 @@ def test_candidates_for_a_large_vocabulary_are_compared_on_a_sample_of_words(
     small = hf.load(tmp_path / "small")
     assert scores(small).shape[-1] == WORDS
     kept = json.loads(report.read_text())["kept"]
-    assert kept["share"] > 0.5 and "words that stand for all" in kept["how"]
+    assert kept["share"] > 0.5 and "tokens that stand for all" in kept["how"]
     # The row of the best one and the last lines are of the same measurement.
     table, _, report_of_it = printed.partition("weights of")
     last = report_of_it.splitlines()[-1]

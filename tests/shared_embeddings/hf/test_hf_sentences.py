@@ -243,3 +243,18 @@ def test_calibrated_codes_keep_more_of_the_vectors(tmp_path: Path, text: Path) -
         after = encode("embedding_gemma", tmp_path / "small", lines)
         errors.append(1.0 - float((after * vectors).sum(dim=1).mean()))
     assert errors[0] < 0.95 * errors[1]
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_with_another_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a tiny encoder instead of the model that it downloads."""
+    notebook = Path(__file__).parents[3] / "docs" / "notebooks" / "shrink_a_model.ipynb"
+    write("e5_mistral", tmp_path / "model")
+    monkeypatch.setenv("MODEL", str(tmp_path / "model"))
+    monkeypatch.chdir(notebook.parent)
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    exec(compile(code, str(notebook), "exec"), {})
+    assert "of the paragraphs keep their nearest one" in capsys.readouterr().out
