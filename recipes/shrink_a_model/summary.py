@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def front(records: Mapping[str, Record]) -> str:
         Column("Table", lambda record: label(record) if series(record) else "original, 16 bits"),
         Column("Calibrated", is_calibrated),
         Column("Whole model, MB", lambda record: f"{whole_bytes(record) / 1e6:.0f}"),
-        *(Column(TITLES.get(text, text), lambda r, text=text: higher(text, r)) for text in _COLUMNS),
+        *(Column(TITLES.get(text, text), partial(higher, text)) for text in _COLUMNS),
         Column("Worst language", lambda record: worst_language(record) if series(record) else "–"),
     ]
     text = sentence(records)
@@ -129,8 +130,8 @@ def gains(records: Mapping[str, Record]) -> str:
             cost = f"{100 * new['metrics']['top10']:.1f} % of ten nearest texts kept"
         sizes = f"{100 * table / folder:.0f} % | {folder / 1e6:.1f} | {whole_bytes(new) / 1e6:.1f}"
         lines.append(f"| {title} | {sizes} | {cost} |")
-    before, after = 2e-6 * _LARGE_WEIGHTS, (2 * _LARGE_WEIGHTS - 1.5 * _LARGE_TABLES) / 1e6
-    sizes = f"{100 * _LARGE_TABLES / _LARGE_WEIGHTS:.0f} % | {before:,.0f} | {after:,.0f}"
+    large, small = 2e-6 * _LARGE_WEIGHTS, (2 * _LARGE_WEIGHTS - 1.5 * _LARGE_TABLES) / 1e6
+    sizes = f"{100 * _LARGE_TABLES / _LARGE_WEIGHTS:.0f} % | {large:,.0f} | {small:,.0f}"
     return "\n".join([*lines, f"| {_LARGE} | {sizes} | not measured, and not worth it |"])
 
 
