@@ -95,9 +95,9 @@ SERIES = (
     *("gguf", "mlx", "torchao", "bitsandbytes"),
 )
 PEERS = {"gguf": "llama.cpp", "mlx": "MLX"}  # what runs the codes of a package
-# Smaller losses, in percent, are drawn as this, since a logarithmic axis has no 0; rows of more bits are not
-# drawn, and those of about as many stand so far apart.
-_LEAST_LOSS, _MOST_BITS, _APART = 0.1, 6, 0.085
+# Smaller losses, in percent, are drawn as this, since a logarithmic axis has no 0, and larger ones as that;
+# rows of more bits are not drawn, and those of about as many stand so far apart.
+_LEAST_LOSS, _MOST_LOSS, _MOST_BITS, _APART = 0.1, 1000, 6, 0.085
 # Sentences whose vectors are compared between ONNX Runtime and PyTorch.
 _COMPARED = 64
 _PLAIN: dict[str, Any] = {"method": "standard", "options": {}, "relative_error": 0.0}
@@ -452,7 +452,8 @@ def higher(text: str, record: Record) -> str:
     """Return how much higher the perplexity of a text is, maybe +0.0 %; of an original its own."""
     if not series(record):
         return f"{record['metrics']['texts'][text]['perplexity']:.1f}"
-    return f"{round(loss(record, text), 1) + 0.0:+.1f} %"
+    rise = loss(record, text)
+    return f"{round(rise, 1) + 0.0:+.1f} %" if rise < _MOST_LOSS else f"> {_MOST_LOSS} %"
 
 
 def worst_language(record: Record) -> str:
@@ -515,16 +516,17 @@ def draw_decoders(records: Sequence[Record], path: Path) -> None:
             look, bits = numbered_style(SERIES.index(series(record))), bits_a_weight(record)
             near = [other for other in rows if abs(bits_a_weight(other) - bits) < 0.2]
             place = bits + _APART * (near.index(record) - (len(near) - 1) / 2)
-            losses = [max(_LEAST_LOSS, loss(record, text)) for text in record["metrics"]["texts"]]
+            losses = [loss(record, text) for text in record["metrics"]["texts"]]
+            losses = [min(max(_LEAST_LOSS, percent), _MOST_LOSS) for percent in losses]
             axes.plot([place] * 2, [min(losses), max(losses)], **look, markersize=4)
             where: Any = {"textcoords": "offset points", "rotation": 90, "ha": "center", "va": "bottom"}
             axes.annotate(
                 label(record), (place, max(losses)), (0, 5), **where, fontsize=8, color=look["color"]
             )
         axes.set_yscale("log")
-        axes.set_ylim(top=12 * axes.get_ylim()[1])  # for the names
+        axes.set_ylim(top=90 * axes.get_ylim()[1])  # for the names
         axes.yaxis.set_major_formatter("{x:g} %")
-        axes.set_ylabel(f"higher perplexity, best to worst text (from {_LEAST_LOSS:g} %)")
+        axes.set_ylabel(f"higher perplexity, best to worst text ({_LEAST_LOSS:g} to {_MOST_LOSS} %)")
         axes.set_title(DECODER_NAMES[name], fontsize=10)
         axes.grid(alpha=0.3, linewidth=0.6)
     panels[-1].set_xlabel("bits of a weight, all counted; about equal ones side by side")

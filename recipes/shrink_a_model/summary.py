@@ -27,8 +27,8 @@ PICTURE = Path(__file__).with_name("summary.png")
 _ADDRESS = "recipes/shrink_a_model/summary.png"
 # The rows of Gemma that are shown if they have results in all languages, and those of the sentence.
 ROWS = (
-    *("original", "gguf_iq4_nl", "for_llama_iq4_nl", "mlx_4bit_64", "for_mlx_4_64", "rows_int4"),
-    *("for_transformers_int4", "spectral_4", "spectral_3", "spectral_2"),
+    *("original", "gguf_iq4_nl", "for_llama_iq4_nl", "mlx_4bit_64", "for_mlx_4_64"),
+    *("spectral_4", "spectral_3", "spectral_2"),
 )
 _FOUR, _ROUNDED = "gemma_spectral_4", ("gemma_mlx_4bit_64", "gemma_gguf_iq4_nl")
 _COLUMNS = (*TITLES, "German", "Python")
