@@ -108,9 +108,16 @@ def send(number: int) -> None:
 
 
 def test_workers_that_are_terminated_print_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    def wait(has_begun: Any) -> None:
+        has_begun.set()
+        time.sleep(60)
+
     def main(arguments: Sequence[str]) -> None:
-        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        context = multiprocessing.get_context("fork")
+        has_begun = context.Event()
+        worker = context.Process(target=wait, args=(has_begun,))
         worker.start()
+        has_begun.wait()  # Python loses signals that arrive while it forks
         worker.terminate()
         worker.join()
         print(worker.exitcode)
