@@ -97,7 +97,7 @@ SERIES = (
 PEERS = {"gguf": "llama.cpp", "mlx": "MLX"}  # what runs the codes of a package
 # Smaller losses, in percent, are drawn as this, since a logarithmic axis has no 0, and larger ones as that;
 # rows of more bits are not drawn, and those of about as many stand so far apart.
-_LEAST_LOSS, _MOST_LOSS, _MOST_BITS, _APART = 0.1, 1000, 6, 0.085
+LEAST_LOSS, _MOST_LOSS, _MOST_BITS, _APART = 0.1, 1000, 6, 0.085
 # Sentences whose vectors are compared between ONNX Runtime and PyTorch.
 _COMPARED = 64
 _PLAIN: dict[str, Any] = {"method": "standard", "options": {}, "relative_error": 0.0}
@@ -502,7 +502,7 @@ def draw_decoders(records: Sequence[Record], path: Path) -> None:
 
     A panel for each original; rows without texts in other languages and those of many bits are left out.
     """
-    measured = [record for record in records if "German" in record["metrics"].get("texts", ())]
+    measured = [record for record in records if has_languages(record)]
     shown = [record for record in measured if series(record) and bits_a_weight(record) < _MOST_BITS]
     shown.sort(key=bits_a_weight)
     of_decoder = {name: [row for row in shown if row["row"].startswith(name)] for name in DECODER_NAMES}
@@ -516,8 +516,7 @@ def draw_decoders(records: Sequence[Record], path: Path) -> None:
             look, bits = numbered_style(SERIES.index(series(record))), bits_a_weight(record)
             near = [other for other in rows if abs(bits_a_weight(other) - bits) < 0.2]
             place = bits + _APART * (near.index(record) - (len(near) - 1) / 2)
-            losses = [loss(record, text) for text in record["metrics"]["texts"]]
-            losses = [min(max(_LEAST_LOSS, percent), _MOST_LOSS) for percent in losses]
+            losses = [drawn_loss(record, text) for text in record["metrics"]["texts"]]
             axes.plot([place] * 2, [min(losses), max(losses)], **look, markersize=4)
             where: Any = {"textcoords": "offset points", "rotation": 90, "ha": "center", "va": "bottom"}
             axes.annotate(
@@ -526,7 +525,7 @@ def draw_decoders(records: Sequence[Record], path: Path) -> None:
         axes.set_yscale("log")
         axes.set_ylim(top=90 * axes.get_ylim()[1])  # for the names
         axes.yaxis.set_major_formatter("{x:g} %")
-        axes.set_ylabel(f"higher perplexity, best to worst text ({_LEAST_LOSS:g} to {_MOST_LOSS} %)")
+        axes.set_ylabel(f"higher perplexity, best to worst text ({LEAST_LOSS:g} to {_MOST_LOSS} %)")
         axes.set_title(DECODER_NAMES[name], fontsize=10)
         axes.grid(alpha=0.3, linewidth=0.6)
     panels[-1].set_xlabel("bits of a weight, all counted; about equal ones side by side")
@@ -569,6 +568,16 @@ def label(record: Record) -> str:
 def bits_a_weight(record: Record) -> float:
     """Return the bits of codes and scales for each number of the table."""
     return float(record["counts"]["stored_bits"] / record["counts"]["weights"])
+
+
+def has_languages(record: Record) -> bool:
+    """Return whether a row was measured in other languages, too."""
+    return "German" in record["metrics"].get("texts", ())
+
+
+def drawn_loss(record: Record, text: str) -> float:
+    """Return the `loss` that pictures show, within the limits of their axes."""
+    return min(max(LEAST_LOSS, loss(record, text)), _MOST_LOSS)
 
 
 def loss(record: Record, text: str) -> float:

@@ -7,15 +7,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from recipes.common.plot import new_figure, numbered_style, write_png
 from recipes.common.results import FILE as RESULTS
 from recipes.common.results import Record, read_results
-from recipes.common.table import Column, markdown_table
+from recipes.common.table import NONE, Column, markdown, markdown_table
 from recipes.shrink_a_model.models import (
     DECODER_NAMES,
+    LEAST_LOSS,
     SERIES,
     TITLES,
     bits_a_weight,
+    drawn_loss,
+    has_languages,
     higher,
     label,
     loss,
@@ -32,7 +37,6 @@ ROWS = (
 )
 _FOUR, _ROUNDED = "gemma_spectral_4", ("gemma_mlx_4bit_64", "gemma_gguf_iq4_nl")
 _COLUMNS = (*TITLES, "German", "Python")
-_LEAST = 0.1  # smaller rises, in percent, are drawn as this, since a logarithmic axis has no 0
 # Models in the table of who gains: title, the rows before and after.
 _MODELS = (
     ("Gemma 3 270M", "gemma_original", _FOUR),
@@ -70,8 +74,7 @@ def whole_bytes(record: Record) -> float:
 def measured_rows(records: Mapping[str, Record]) -> list[Record]:
     """Return the rows of Gemma that were measured in all languages: the original, then the largest first."""
     rows = [records[name] for name in (f"gemma_{row}" for row in ROWS) if name in records]
-    rows = [row for row in rows if "German" in row["metrics"]["texts"]]
-    return sorted(rows, key=lambda row: (bool(series(row)), -bits_a_weight(row)))
+    return sorted(filter(has_languages, rows), key=lambda row: (bool(series(row)), -bits_a_weight(row)))
 
 
 def best_and_worst(record: Record) -> tuple[str, str]:
@@ -85,7 +88,7 @@ def sentence(records: Mapping[str, Record]) -> str:
     four, rounded = records[_FOUR], [records[row] for row in _ROUNDED if row in records]
     before, (_, worst) = four["counts"]["folder_bytes_before"] / 1e6, best_and_worst(four)
     rises = [loss(record, text) for record in rounded for text in best_and_worst(record)]
-    languages = len([text for text in four["metrics"]["texts"] if text not in (*TITLES, "Python", "German")])
+    languages = len([text for text in four["metrics"]["texts"] if text not in _COLUMNS])
     return (
         f"Gemma 3 270M shrinks from {before:.0f} to {whole_bytes(four) / 1e6:.0f} MB, and its perplexity "
         f"rises by at most {loss(four, worst):.1f} % in English, German, Python and {languages} other "
@@ -100,25 +103,23 @@ def front(records: Mapping[str, Record]) -> str:
         Column("Calibrated", is_calibrated),
         Column("Whole model, MB", lambda record: f"{whole_bytes(record) / 1e6:.0f}"),
         *(Column(TITLES.get(text, text), partial(higher, text)) for text in _COLUMNS),
-        Column("Worst language", lambda record: worst_language(record) if series(record) else "–"),
+        Column("Worst language", lambda record: worst_language(record) if series(record) else NONE),
     ]
     text = sentence(records)
-    return f"**{text}**\n\n![{text}]({_ADDRESS})\n\n{markdown_table(measured_rows(records), columns, '–')}"
+    return f"**{text}**\n\n![{text}]({_ADDRESS})\n\n{markdown_table(measured_rows(records), columns, NONE)}"
 
 
 def is_calibrated(record: Record) -> str:
     """Return whether codes were chosen for predictions: yes or no, or nothing for an original."""
     if not series(record):
-        return "–"
+        return NONE
     return "no" if "peer" in record["config"] or record["config"]["calibration"] == "none" else "yes"
 
 
 def gains(records: Mapping[str, Record]) -> str:
     """Return the table of models: the share of their embedding table, their sizes, and what 4 bits cost."""
-    lines = [
-        "| Model | Table's share | Whole model, MB | With 4 bits | What it costs |",
-        "| --- | --: | --: | --: | --- |",
-    ]
+    titles = ["Model", "Table's share", "Whole model, MB", "With 4 bits", "What it costs"]
+    rows = []
     for title, before, after in _MODELS:
         old, new = records[before], records[after]
         if "texts" in new["metrics"]:
@@ -128,27 +129,29 @@ def gains(records: Mapping[str, Record]) -> str:
         else:
             folder, table = old["counts"]["folder_bytes"], old["counts"]["stored_bits"] / 8
             cost = f"{100 * new['metrics']['top10']:.1f} % of ten nearest texts kept"
-        sizes = f"{100 * table / folder:.0f} % | {folder / 1e6:.1f} | {whole_bytes(new) / 1e6:.1f}"
-        lines.append(f"| {title} | {sizes} | {cost} |")
+        sizes = [f"{folder / 1e6:.1f}", f"{whole_bytes(new) / 1e6:.1f}"]
+        rows.append([title, f"{100 * table / folder:.0f} %", *sizes, cost])
+    share = f"{100 * _LARGE_TABLES / _LARGE_WEIGHTS:.0f} %"
     large, small = 2e-6 * _LARGE_WEIGHTS, (2 * _LARGE_WEIGHTS - 1.5 * _LARGE_TABLES) / 1e6
-    sizes = f"{100 * _LARGE_TABLES / _LARGE_WEIGHTS:.0f} % | {large:,.0f} | {small:,.0f}"
-    return "\n".join([*lines, f"| {_LARGE} | {sizes} | not measured, and not worth it |"])
+    rows.append([_LARGE, share, f"{large:,.0f}", f"{small:,.0f}", "not measured, and not worth it"])
+    return markdown(pd.DataFrame(rows, columns=titles), right=titles[1:4])
 
 
 def runtimes(records: Mapping[str, Record]) -> str:
     """Return the table of runtimes' codes: rises in perplexity with calibrated and with rounded codes."""
     titles = ["Model", "Codes", "Bits", *(TITLES.get(text, text) for text in _COLUMNS), "Worst language"]
-    lines = [f"| {' | '.join(titles)} |", f"| {' | '.join(['---'] * 2 + ['--:'] * (len(titles) - 2))} |"]
+    rows = []
     for decoder, title in DECODER_NAMES.items():
         for codes, names in _RUNTIMES.items():
-            pair = [records.get(f"{decoder}_{name}") for name in names]
-            ours, theirs = (row if row and "German" in row["metrics"]["texts"] else None for row in pair)
-            if ours is None or theirs is None:
+            pair = [records[row] for row in (f"{decoder}_{name}" for name in names) if row in records]
+            if len(pair) < 2 or not all(map(has_languages, pair)):
                 continue
-            cells = [f"{higher(text, ours)} / {higher(text, theirs)}" for text in _COLUMNS]
-            worst = f"{worst_language(ours)} / {worst_language(theirs)}"
-            lines.append(f"| {title} | {codes} | {bits_a_weight(ours):.2f} | {' | '.join(cells)} | {worst} |")
-    return "\n".join(lines).replace(" %", "").replace("+", "")
+            cells = [
+                [*(higher(text, record) for text in _COLUMNS), worst_language(record)] for record in pair
+            ]
+            rises = [" / ".join(both).replace(" %", "").replace("+", "") for both in zip(*cells)]
+            rows.append([title, codes, f"{bits_a_weight(pair[0]):.2f}", *rises])
+    return markdown(pd.DataFrame(rows, columns=titles), right=titles[2:])
 
 
 def draw_front(records: Mapping[str, Record], path: Path = PICTURE) -> None:
@@ -160,7 +163,7 @@ def draw_front(records: Mapping[str, Record], path: Path = PICTURE) -> None:
     for place, record in enumerate(others):
         look = numbered_style(SERIES.index(series(record)))
         texts = best_and_worst(record)
-        rises = [max(_LEAST, loss(record, text)) for text in texts]
+        rises = [drawn_loss(record, text) for text in texts]
         axes.plot(rises, [place] * 2, **look, markersize=6)
         for text, rise, distance, side in zip(texts, rises, (-8, 8), ("right", "left"), strict=True):
             note = f"{TITLES.get(text, text)} {higher(text, record)}"
@@ -169,8 +172,8 @@ def draw_front(records: Mapping[str, Record], path: Path = PICTURE) -> None:
     axes.set_yticks(range(len(others)), names)
     axes.invert_yaxis()
     axes.set_xscale("log")
-    axes.set_xlim(_LEAST / 8, 400)  # with places for the names
-    axes.set_xticks([_LEAST, 1, 10, 100])
+    axes.set_xlim(LEAST_LOSS / 8, 400)  # with places for the names
+    axes.set_xticks([LEAST_LOSS, 1, 10, 100])
     axes.xaxis.set_major_formatter("{x:g} %")
     before = original["counts"]["folder_bytes_before"] / 1e6
     axes.set_xlabel(f"rise in perplexity over the original of {before:.0f} MB, best to worst of all texts")

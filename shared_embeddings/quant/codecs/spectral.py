@@ -160,10 +160,8 @@ class SpectralCodec(TrellisCodec):
         """
         equal = torch.ones(len(table), dtype=torch.float64, device=table.device)
         weights = equal if importance is None else importance.to(equal)
-        directions, energy = (
-            _principal_directions(table).to(table.device, torch.float32),
-            squared_norms(table),
-        )
+        directions = _principal_directions(table).to(table.device, torch.float32)
+        energy = squared_norms(table)
         if metric is not None:
             # A metric of few directions knows little of most words.
             energy = squared_norms(table, metric) + metric.diagonal().mean().to(energy) * energy
