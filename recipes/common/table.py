@@ -230,11 +230,22 @@ def records_of(rows: Mapping[str, Row], results: Iterable[Record], pattern: str 
 
 def mean_record(records: Sequence[Record]) -> Record:
     """Return the first of the records of several seeds with the mean metrics and the ``scores`` of all."""
-    scores = pd.DataFrame([flatten(record["metrics"]) for record in records if record["metrics"]])
+    measured = [record["metrics"] for record in records if record["metrics"]]
+    scores = pd.DataFrame([flatten(metrics) for metrics in measured])
     columns = {str(key): scores[key].dropna().to_list() for key in scores}
-    means = {key: fmean(values) for key, values in columns.items()}
     metrics = records[0]["metrics"]
-    return {**records[0], "metrics": {**metrics, **means} if metrics else {}, "scores": columns}
+    if metrics:
+        headlines = {key: _mean([seed[key] for seed in measured]) for key in metrics if "length_" in key}
+        metrics = {**metrics, **headlines, **{key: fmean(values) for key, values in columns.items()}}
+    return {**records[0], "metrics": metrics, "scores": columns}
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """Return the mean of numbers, key by key of mappings; the first of other values."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {key: _mean([value[key] for value in values]) for key in first}
+    return fmean(values) if isinstance(first, (int, float)) else first
 
 
 def markdown_table(records: Iterable[Record], columns: Sequence[str | Column], missing: str = NOT_RUN) -> str:
@@ -357,13 +368,14 @@ def headline_table(recipe: Recipe, records: Sequence[Record]) -> str:
             for length in lengths
         ] or [record]
     rouge = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L"}
-    columns: list[str | Column] = ["row", "embedding", "smaller"]
+    columns: list[str | Column] = ["row", "embedding", "stored", "smaller"]
     columns.append(Column("length", number("{}", "metrics", "length")))
     for measure in ("recall", "f1"):
         for metric, title in rouge.items():
             columns.append(Column(f"{title} {measure}", number("{:.1f}", "metrics", measure, metric, "mean")))
+    columns.append(Column("seeds", lambda record: str(len(next(iter(record["scores"].values()))))))
     columns.append(Column("within 10 %", number("{:.0f} %", "metrics", "within")))
-    columns += [Column("mean difference", number("{:.1f}", "metrics", "difference")), "minutes", "date"]
+    columns += [Column("mean difference", number("{:.1f}", "metrics", "difference")), "minutes"]
     if any(record.get("paper") for record in records):
         for metric, title in rouge.items():
             columns.append(Column(f"the paper's {title}", number("{:.2f}", "paper", metric), always=True))

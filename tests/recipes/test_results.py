@@ -136,6 +136,27 @@ def test_tables_show_the_mean_and_the_range_of_seeds(recipe: Recipe, tmp_path: P
     assert "| 2 (GPU) | 100 (GPU) |" in readme.read_text()
 
 
+def test_headlines_of_several_seeds_have_mean_scores(recipe: Recipe, tmp_path: Path) -> None:
+    rows = (
+        (recipe.folder / "rows.yaml")
+        .read_text()
+        .replace("quality: bleu, picture: quality_size.png", "table: headlines")
+    )
+    (recipe.folder / "rows.yaml").write_text(
+        rows.replace("{method: standard}}", "{method: standard}, seeds: [2]}")
+    )
+    for row, score in (("standard", 20.0), ("standard_seed2", 23.0)):
+        rouge = {name: {"mean": score} for name in ("rouge1", "rouge2", "rougeL")}
+        length = {"f1": rouge, "recall": rouge, "within": 90.0, "difference": 1.0}
+        counts = {"embedding": 1000, "stored_bits": 32_000, "dense_embedding": 1000}
+        metrics = {"length_30": length, "length_50": length, "training_seconds": 60.0}
+        config = {"embedding": {"method": "standard"}}
+        write_result(tmp_path / "runs", row, config=config, counts=counts, metrics=metrics, data_checksum="c")
+    update_tables(recipe, tmp_path / "runs", recipe.folder / "README.md")
+    scores = " | ".join(["21.5"] * 6)
+    assert f"| 1.0x | 50 | {scores} | 2 | 90 % | 1.0 | 1 |" in (recipe.folder / "README.md").read_text()
+
+
 def test_tables_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
         (["glove_reconstruction"], "glove_reconstruction has no tables"),
