@@ -375,8 +375,9 @@ def headline_table(recipe: Recipe, records: Sequence[Record]) -> str:
             columns.append(Column(f"{title} {measure}", number("{:.1f}", "metrics", measure, metric, "mean")))
     columns.append(Column("seeds", lambda record: str(len(next(iter(record["scores"].values()))))))
     columns.append(Column("within 10 %", number("{:.0f} %", "metrics", "within")))
-    columns += [Column("mean difference", number("{:.1f}", "metrics", "difference")), "minutes"]
+    columns.append(Column("mean difference", number("{:.1f}", "metrics", "difference")))
+    columns += ["valid_perplexity", "minutes"]
     if any(record.get("paper") for record in records):
         for metric, title in rouge.items():
             columns.append(Column(f"the paper's {title}", number("{:.2f}", "paper", metric), always=True))
-    return markdown_table(lines, columns)
+    return markdown_table(lines, columns, missing=NONE)

@@ -154,7 +154,7 @@ def test_headlines_of_several_seeds_have_mean_scores(recipe: Recipe, tmp_path: P
         write_result(tmp_path / "runs", row, config=config, counts=counts, metrics=metrics, data_checksum="c")
     update_tables(recipe, tmp_path / "runs", recipe.folder / "README.md")
     scores = " | ".join(["21.5"] * 6)
-    assert f"| 1.0x | 50 | {scores} | 2 | 90 % | 1.0 | 1 |" in (recipe.folder / "README.md").read_text()
+    assert f"| 1.0x | 50 | {scores} | 2 | 90 % | 1.0 | – | 1 |" in (recipe.folder / "README.md").read_text()
 
 
 def test_tables_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
