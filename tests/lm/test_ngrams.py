@@ -55,9 +55,10 @@ def test_segments_of_any_length_read_the_same_rows(orders: tuple[int, ...]) -> N
             vectors, context = built(part, context)
             parts.append(vectors)
         assert torch.allclose(torch.cat(parts, dim=1), whole, atol=1e-6) and torch.equal(context, end)
-    # Nothing that follows changes what was read.
-    assert torch.equal(built(tokens[:, :4], start)[0], built(tokens.clone().fill_(1).index_copy(
-        1, torch.arange(4), tokens[:, :4]), start)[0][:, :4])  # fmt: skip
+    # Nothing that follows changes what was read. Matrix products of other shapes may round differently.
+    changed = torch.cat([tokens[:, :4], torch.ones_like(tokens[:, 4:])], dim=1)
+    first = built(tokens[:, :4], start)[0]
+    torch.testing.assert_close(first, built(changed, start)[0][:, :4], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["awd_lstm", "transformer_xl"])
