@@ -39,6 +39,7 @@ from recipes.common.results import (
 )
 from recipes.common.table import (
     NONE,
+    NOT_RUN,
     Column,
     markdown,
     markdown_table,
@@ -58,6 +59,8 @@ PAGE = "report.md"
 CLAIMS, CLAIMS_PAGE = RECIPES / "claims.yaml", RECIPES.parent / "docs" / "claims.md"
 _HOLDS, _FAILS, _WITHIN_NOISE = "holds", "does not hold", "within noise"
 _LEAST_FREEDOM = 2
+# Columns of a comparison; noise is the least difference that is real.
+COMPARISON = ["recipe", "row", "compared with", "noise", "verdict"]
 # Axes of the papers' figures that plot their tables.
 _AXES = {"ratio": "reduction ratio", "width": "width of the unique part, $U_d$"}
 
@@ -300,64 +303,76 @@ def _rate(record: Record) -> str:
     return str(record.get("config", {}).get("train", {}).get("learning_rate"))
 
 
-def verdict(claim: Mapping[str, Any], records: Mapping[str, Record], noise: Noise) -> tuple[list[str], str]:
-    """Return our figures of a claim as lines of text, and whether it holds, given the records by row."""
-    if "reason" in claim:
-        return [], f"not tested: {claim['reason']}"
-    texts, outcomes = [], []
-    for first, is_close, second in comparisons(claim["here"]):
-        scores = {f"`{name.partition('/')[2]}`": records[name]["scores"] for name in (first, second)}
-        keys = by_importance(key for measured in scores.values() for key in measured)
-        key: str = claim.get("key") or next(iter(keys), "")
-        first, second = (best_setting(name, records, key) for name in (first, second))
-        scores = {f"`{name.partition('/')[2]}`": records[name]["scores"] for name in (first, second)}
-        missing = [row for row, measured in scores.items() if key not in measured]
-        recipe, measure = first.partition("/")[0], find_measure(key)
-        if measure is None or missing:
-            texts.append(f"{recipe}: {' and '.join(missing)} not run")
-            continue
-        ours, others = (fmean(measured[key]) for measured in scores.values())
+def compare(
+    claim: Mapping[str, Any],
+    comparison: tuple[str, bool, str],
+    records: Mapping[str, Record],
+    noise: Noise,
+) -> list[str]:
+    """Return the cells of a comparison of a claim, see `COMPARISON`, given the records by row."""
+    first, is_close, second = comparison
+    keys = by_importance(key for name in (first, second) for key in records[name]["scores"])
+    key: str = claim.get("key") or next(iter(keys), "")
+    first, second = (best_setting(name, records, key) for name in (first, second))
+    measure, seeds = find_measure(key), [records[name]["scores"].get(key) for name in (first, second)]
+    shown = [
+        f"`{name.partition('/')[2]}` {measure.describe(scores) if measure and scores else '(not run)'}"
+        for name, scores in zip((first, second), seeds, strict=True)
+    ]
+    least, outcome = None, NOT_RUN
+    if measure and all(seeds):
+        ours, others = (fmean(scores) for scores in seeds if scores)
         gain = (ours / others - 1) * (1 if measure.higher_is_better else -1)
         gain += float(claim["within"].removesuffix("%")) / 100 if is_close else 0.0
-        least = noise.threshold(first, second, key)
+        least, outcome = noise.threshold(first, second, key), _HOLDS if gain > 0 else _FAILS
         if least is None or abs(gain) <= least:
-            outcomes.append(_WITHIN_NOISE)
-        else:
-            outcomes.append(_HOLDS if gain > 0 else _FAILS)
-        shown = ", ".join(f"{row} {measure.describe(measured[key])}" for row, measured in scores.items())
-        known = "unknown" if least is None else f"± {100 * least:.1f} %"
-        texts.append(f"{recipe}: {shown}; noise {known}: {outcomes[-1]}")
-    if not outcomes:
-        return texts, "not run"
-    counts = Counter(outcomes)
+            outcome = _WITHIN_NOISE
+    return [first.partition("/")[0], *shown, f"± {100 * least:.1f} %" if least else NONE, outcome]
+
+
+def verdict(
+    claim: Mapping[str, Any], records: Mapping[str, Record], noise: Noise
+) -> tuple[list[list[str]], str]:
+    """Return the comparisons of a claim, see `compare`, and whether it holds."""
+    if "reason" in claim:
+        return [], f"not tested: {claim['reason']}"
+    lines = [compare(claim, comparison, records, noise) for comparison in comparisons(claim["here"])]
+    counts = Counter(outcome for *_, outcome in lines if outcome != NOT_RUN)
     decided = [outcome for outcome in (_HOLDS, _FAILS) if counts[outcome]]
-    if len(counts) == 1:
-        return texts, outcomes[0]
+    if len(counts) < 2:
+        return lines, next(iter(counts), NOT_RUN)
     if len(decided) == 1:
-        return texts, f"{decided[0]} ({counts[decided[0]]} of {len(outcomes)}, others within noise)"
+        return lines, f"{decided[0]} ({counts[decided[0]]} of {counts.total()}, others within noise)"
     parts = [f"{counts[outcome]} {outcome}" for outcome in (_HOLDS, _FAILS, _WITHIN_NOISE) if counts[outcome]]
-    return texts, f"mixed: {', '.join(parts)}"
+    return lines, f"mixed: {', '.join(parts)}"
 
 
 def claims_table() -> str:
-    """Return all claims as Markdown, a table for each paper."""
-    content, parts = read_yaml(CLAIMS), []
+    """Return all claims as Markdown: a table of verdicts and one of comparisons for each paper."""
+    parts: list[str] = []
+    outcomes = Counter[str]()
     records = {f"{name}/{record['row']}": record for name, rows in read_all().items() for record in rows}
     noise = Noise(records)
     cells = (cell for paper in read_papers() for _, cell in paper.cells if cell.is_own)
     # The figures that the papers' rows are judged by.
     printed = {cell.trained_by: [cell.figures[key] for key in by_importance(cell.figures)] for cell in cells}
-    claims = pd.DataFrame(content["claims"])
+    claims = pd.DataFrame(read_yaml(CLAIMS)["claims"])
     for paper, claimed in claims.groupby("by", sort=False):
-        lines = []
-        for claim in (row.dropna().to_dict() for _, row in claimed.iterrows()):
+        verdicts, compared = [], []
+        for index, (_, row) in enumerate(claimed.iterrows(), 1):
+            claim = row.dropna().to_dict()
             figure = "; ".join(
                 f"{printed[first][0]} {'and' if is_close else 'against'} {printed[second][0]}"
                 for first, is_close, second in comparisons(claim.get("paper", {}))
             )
-            texts, holds = verdict(claim, records, noise)
-            source = f"{figure or 'a plot'} ({claim['source']})"
-            lines.append([claim["claim"], source, "<br>".join(texts) or NONE, holds])
-        frame = pd.DataFrame(lines, columns=["claim", "in the paper", "here", "verdict"])
-        parts.append(f"## {paper}\n\n{markdown(frame).rstrip()}")
-    return "\n\n".join(parts)
+            lines, holds = verdict(claim, records, noise)
+            verdicts.append([index, claim["claim"], f"{figure or 'a plot'} ({claim['source']})", holds])
+            compared += [[index, *line] for line in lines]
+            outcomes[re.split("[:(]", holds)[0].strip()] += 1
+        tables = [
+            pd.DataFrame(verdicts, columns=["no.", "claim", "in the paper", "here"]),
+            pd.DataFrame(compared, columns=["no.", *COMPARISON]),
+        ]
+        parts += [f"## {paper}", *(markdown(table).rstrip() for table in tables)]
+    counts = ", ".join(f"{outcome}: {count}" for outcome, count in outcomes.most_common())
+    return "\n\n".join([f"{outcomes.total()} claims. {counts.capitalize()}.", *parts])

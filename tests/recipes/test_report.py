@@ -17,7 +17,7 @@ from recipes.common.table import mean_record
 from recipes.common.tools import run_main
 from recipes.layers import LayerCorrelation, Moments, layer_correlations, layers
 from recipes.papers import read_papers
-from recipes.report import CLAIMS, CLAIMS_PAGE, Noise, claims_table, comparisons, verdict
+from recipes.report import CLAIMS, CLAIMS_PAGE, COMPARISON, Noise, claims_table, comparisons, verdict
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.utils.reading import read_yaml
 from shared_embeddings.words.vectors import WordVectors, write_vectors
@@ -186,27 +186,28 @@ RECORDS: dict[str, Any] = {f"task/{row['row']}": row for row in SEEDED} | {
 @pytest.mark.parametrize(
     ("here", "within", "expected", "words"),
     [
-        (["strong > weak"], None, "within noise", "noise unknown"),  # no seeds with BLEU anywhere
-        (["seeds > high"], None, "holds", "noise ± 5.0 %"),
+        (["strong > weak"], None, "within noise", "–"),  # no seeds with BLEU anywhere
+        (["seeds > high"], None, "holds", "± 5.0 %"),
         (["high > seeds"], None, "does not hold", "does not hold"),
         (["low > near"], None, "within noise", "within noise"),
-        (["first > second"], None, "holds", "noise ± 1.2 %"),
-        (["second > first"], None, "does not hold", "noise ± 1.2 %"),
+        (["first > second"], None, "holds", "± 1.2 %"),
+        (["second > first"], None, "does not hold", "± 1.2 %"),
         (["seeds > high", "low > near"], None, "holds (1 of 2, others within noise)", "low"),
         (["seeds > high", "high > seeds", "low > near"], None,
          "mixed: 1 holds, 1 does not hold, 1 within noise", "low"),
         (["low ~ seeds"], "5 %", "holds", "holds"),  # equal, and 5 % more than the noise allows
         (["high ~ low"], "1 %", "within noise", "within noise"),
         (["seeds > tuned"], None, "holds", "`tuned_rate_40` 108.00"),
-        (["seeds > absent"], None, "not run", "`absent` not run"),
+        (["seeds > absent"], None, "not run", "`absent` (not run)"),
         (["seeds > absent", "seeds > high"], None, "holds", "`high` 106.50"),
     ],
 )  # fmt: skip
 def test_verdicts(here: list[str], within: str | None, expected: str, words: str) -> None:
     claim: dict[str, Any] = {"here": {"task": here}, "within": within}
-    texts, outcome = verdict(claim, RECORDS, Noise(RECORDS))
-    assert (len(texts), outcome) == (len(here), expected)
-    assert words in " ".join(texts)
+    lines, outcome = verdict(claim, RECORDS, Noise(RECORDS))
+    assert (len(lines), outcome) == (len(here), expected)
+    assert all(len(line) == len(COMPARISON) for line in lines)
+    assert words in " ".join(cell for line in lines for cell in line)
 
 
 def test_tasks_without_seeds_have_the_noise_of_others() -> None:
