@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lm.checkpoint import load_model
+from lm.checkpoint import Trained, load_model
 from lm.cli import chosen_device
 from lm.data.corpus import SPLITS, Vocabulary, load_corpus, word_blocks
 from lm.models import LanguageModel, count_model
@@ -291,6 +291,44 @@ def read_data(path: Path, split: str | None, known: Sequence[str]) -> Text:
 def main(arguments: Sequence[str]) -> None:
     """Compute the perplexity of a trained model on all tokens of a text but the first."""
     options = _parser().parse_args(list(arguments))
+    reading, pointer = _parse_reading(options), None
+    if options.pointer is not None:
+        pointer = PointerOptions.parse(parse_yaml(options.pointer, "-pointer"))
+    words = options.words if options.reference is None else _count_words(options.reference)
+    device = chosen_device(options.device)
+    trained = load_model(options.model, device)
+    text = read_data(options.data, options.split, trained.words)
+    memory = set_memory(trained.model, options)
+
+    begin, progress = time.monotonic(), sys.stderr.isatty()
+    if pointer is None:
+        plain, mixed = evaluate(trained.model, text.tokens, reading, progress), None
+    else:
+        plain, mixed = evaluate_with_pointer(trained.model, text.tokens, pointer, reading, progress)
+    seconds = max(time.monotonic() - begin, 1e-9)
+    if not math.isfinite(plain.perplexity):
+        raise UserError(
+            f"the loss is {plain.nats / plain.tokens} nats per token: training diverged; use another model"
+        )
+
+    metrics: dict[str, Any] = {"perplexity": plain.perplexity, "nats": plain.nats, "tokens": plain.tokens}
+    if pointer is not None and mixed is not None:
+        settings = {"window": pointer.window, "theta": pointer.theta, "lambda": pointer.weight}
+        metrics |= {"pointer_perplexity": mixed.perplexity, "pointer": settings}
+    if words is not None:
+        metrics |= {"words": words, "word_perplexity": perplexity((mixed or plain).nats / words)}
+    metrics |= {
+        "tokens_per_second": plain.tokens / seconds,
+        "inference_ms": 1000 * seconds / sum(1 for _ in segments(len(text.tokens), reading)),
+    }
+    settings = {**reading._asdict(), **memory}
+    print("\n".join(_report(text, metrics, settings)))
+    if options.output is not None:
+        record = _record(options, trained, text, {**metrics, "unknown": text.unknown, **settings}, device)
+        write_text(options.output, encoded(options.output, record, indent=2) + "\n")
+
+
+def _parse_reading(options: argparse.Namespace) -> Reading:
     reading = Reading(options.target_length, options.context_length, options.chunk_length, options.batch_size)
     for name in ("context_length", "memory_length"):
         if (getattr(options, name) or 0) < 0:
@@ -300,71 +338,47 @@ def main(arguments: Sequence[str]) -> None:
             f"context_length is {reading.context_length}, which has no effect on a single "
             "chunk; set chunk_length"
         )
-    pointer = None
-    if options.pointer is not None:
-        pointer = PointerOptions.parse(parse_yaml(options.pointer, "-pointer"))
-    words = options.words
-    if options.reference is not None:
-        words = sum(map(len, word_blocks(options.reference)))
-        if words < 1:
-            raise UserError(f"{options.reference} has no words; use another text")
-    device = chosen_device(options.device)
-    trained = load_model(options.model, device)
-    text = read_data(options.data, options.split, trained.words)
-    memory = set_memory(trained.model, options)
+    return reading
 
-    begin = time.monotonic()
-    progress = sys.stderr.isatty()
-    pointed = {}
-    if pointer is None:
-        plain, mixed = evaluate(trained.model, text.tokens, reading, progress), None
-    else:
-        plain, mixed = evaluate_with_pointer(trained.model, text.tokens, pointer, reading, progress)
-        pointed = {"window": pointer.window, "theta": pointer.theta, "lambda": pointer.weight}
-    seconds = max(time.monotonic() - begin, 1e-9)
-    if not math.isfinite(plain.perplexity):
-        raise UserError(
-            f"the loss is {plain.nats / plain.tokens} nats per token: training diverged; use another model"
-        )
 
-    metrics = {"perplexity": plain.perplexity, "nats": plain.nats, "tokens": plain.tokens}
+def _count_words(reference: Path) -> int:
+    words = sum(map(len, word_blocks(reference)))
+    if words < 1:
+        raise UserError(f"{reference} has no words; use another text")
+    return words
+
+
+def _report(text: Text, metrics: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines that the command prints."""
     context = ", ".join(
-        f"{name} {value}"
-        for name, value in {**reading._asdict(), **memory}.items()
-        if value is not None and name != "batch_size"
+        f"{name} {value}" for name, value in settings.items() if value is not None and name != "batch_size"
     )
-    lines = [
-        f"{text.name}: {plain.tokens:,} targets, {context}",
-        f"<unk>: {text.unknown:,} tokens ({text.unknown / len(text.tokens):.2%})",
-        f"perplexity {plain.perplexity:.2f}",
-    ]
-    if mixed is not None:
-        metrics["pointer_perplexity"] = mixed.perplexity
-        lines.append(f"with the pointer {pointed}: perplexity {mixed.perplexity:.2f}")
-    if words is not None:
-        metrics |= {"words": words, "word_perplexity": perplexity((mixed or plain).nats / words)}
-        lines.append(f"per word ({words:,} words): perplexity {metrics['word_perplexity']:.2f}")
-    speed = plain.tokens / seconds
-    batch_ms = 1000 * seconds / sum(1 for _ in segments(len(text.tokens), reading))
-    lines.append(f"{speed:,.0f} tokens per second, {batch_ms:.1f} ms per batch")
-    print("\n".join(lines))
-    if options.output is None:
-        return
-    metrics |= {"tokens_per_second": speed, "inference_ms": batch_ms}
+    yield f"{text.name}: {metrics['tokens']:,} targets, {context}"
+    yield f"<unk>: {text.unknown:,} tokens ({text.unknown / len(text.tokens):.2%})"
+    yield f"perplexity {metrics['perplexity']:.2f}"
+    if "pointer" in metrics:
+        yield f"with the pointer {metrics['pointer']}: perplexity {metrics['pointer_perplexity']:.2f}"
+    if "words" in metrics:
+        yield f"per word ({metrics['words']:,} words): perplexity {metrics['word_perplexity']:.2f}"
+    yield f"{metrics['tokens_per_second']:,.0f} tokens per second, {metrics['inference_ms']:.1f} ms per batch"
+
+
+def _record(
+    options: argparse.Namespace,
+    trained: Trained,
+    text: Text,
+    metrics: Mapping[str, Any],
+    device: torch.device,
+) -> dict[str, Any]:
+    """Return what ``-output`` writes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2**20
-    record = {
+    return {
         "model": str(options.model),
         "data": str(options.data),
         "split": text.split,
-        "metrics": {
-            **metrics,
-            **({"pointer": pointed} if pointed else {}),
-            "unknown": text.unknown,
-            **reading._asdict(),
-            **memory,
-        },
+        "metrics": dict(metrics),
         "counts": count_model(trained.model),
         "data_checksum": text.checksum,
         "peak_memory_mib": round(peak, 1),
@@ -372,7 +386,6 @@ def main(arguments: Sequence[str]) -> None:
         "device": describe_device(device.type),
         "config": trained.config,
     }
-    write_text(options.output, encoded(options.output, record, indent=2) + "\n")
 
 
 def _parser() -> Parser:

@@ -499,15 +499,18 @@ def prepare_multi30k(recipe: Recipe, arguments: Sequence[str]) -> None:
     }
     write_json(folder / "data.json", description)
     print(f"prepared {folder}")
-    if not settings.pieces:
-        return
-    # Other pieces of the same text: all pairs in one shard; none are left out.
+    if settings.pieces:
+        _prepare_pieces(settings, folder, raw)
+
+
+def _prepare_pieces(settings: Multi30k, folder: Path, raw: Mapping[str, Path]) -> None:
+    """Prepare other pieces of the same text: all pairs in one shard; none are left out."""
     train, *tests = (
-        Located(Texts(split), tuple(raw[settings.raw_name(split, side)] for side in languages))
+        Located(Texts(split), tuple(raw[settings.raw_name(split, side)] for side in settings.languages))
         for split in (TRAIN, "valid", "test")
     )
     whole = Settings(
-        *languages,
+        *settings.languages,
         shard=10**6,
         max_words=10**6,
         max_ratio=10**6,
