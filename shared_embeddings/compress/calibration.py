@@ -14,7 +14,8 @@ Axes: ``n`` predictions, ``S`` width of the hidden states, ``D`` model dimension
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,54 +62,34 @@ def calibrate(
     """
     sums = {table.name: torch.zeros(2, *[table.table.size(1)] * 2) for table in tables}
     of_words = {table.name: torch.zeros(len(table.table)) for table in tables}
-    vectors: list[tuple[str, float, Tensor]] = []
     draw, read = torch.Generator().manual_seed(seed), 0
-
-    def watch(name: str, scale: float) -> Callable[..., Tensor]:
-        def keep(_: nn.Module, __: Any, output: Tensor) -> Tensor:
-            leaf = output.detach().requires_grad_()
-            vectors.append((name, scale, leaf))
-            return leaf.clone()  # BLT changes it in place
-
-        return keep
-
     samples = model.samples(texts, seed, tokens)
-    lookups = [
-        (module, watch(name, scale))
-        for name in sums
-        for module, scale in samples.lookups.get(name, {}).items()
-    ]
-    hooks = [module.register_forward_hook(hook) for module, hook in lookups]
+    lookups = {name: samples.lookups[name] for name in sums if samples.lookups.get(name)}
     bar = progress_bar(len(samples.parts), "calibration", " batches", disable=not progress)
-    try:
-        with torch.set_grad_enabled(bool(hooks)):
-            for scores, hidden, _ in samples.batches():
-                shares = scores.detach().float().softmax(dim=-1)
-                # The sum over words of p (1 - p): certain predictions do not change.
-                doubts = (1.0 - shares.square().sum(dim=1, keepdim=True)).clamp(min=0.0)
-                for table in tables:
-                    if table.is_scored and hidden is not None:
-                        states = hidden.detach().float()
-                        _add(sums[table.name][0], states * doubts.sqrt())
-                        if shares.size(1) == len(table.table):
-                            of_words[table.name] += (shares * (1.0 - shares)).sum(dim=0)
-                        elif read < _SHARED and states.size(1) == table.table.size(1):
-                            of_words[table.name] += _doubts(states, table.table)
-                if hooks:
-                    drawn = torch.multinomial(shares, 1, generator=draw)
-                    slopes = shares.scatter_add_(1, drawn, torch.full_like(doubts, -1.0))
-                    leaves = [leaf for _, _, leaf in vectors]
-                    gradients = torch.autograd.grad(scores, leaves, slopes.to(scores), allow_unused=True)
-                    for (name, scale, _), gradient in zip(vectors, gradients):
-                        if gradient is not None:
-                            _add(sums[name][1], gradient * scale)
-                vectors.clear()
-                read += len(scores)
-                bar.update()
-    finally:
-        bar.close()
-        for hook in hooks:
-            hook.remove()
+    with contextlib.closing(bar), _watched(lookups) as vectors, torch.set_grad_enabled(bool(lookups)):
+        for scores, hidden, _ in samples.batches():
+            shares = scores.detach().float().softmax(dim=-1)
+            # The sum over words of p (1 - p): certain predictions do not change.
+            doubts = (1.0 - shares.square().sum(dim=1, keepdim=True)).clamp(min=0.0)
+            for table in tables:
+                if table.is_scored and hidden is not None:
+                    states = hidden.detach().float()
+                    _add(sums[table.name][0], states * doubts.sqrt())
+                    if shares.size(1) == len(table.table):
+                        of_words[table.name] += (shares * (1.0 - shares)).sum(dim=0)
+                    elif read < _SHARED and states.size(1) == table.table.size(1):
+                        of_words[table.name] += _doubts(states, table.table)
+            if lookups:
+                drawn = torch.multinomial(shares, 1, generator=draw)
+                slopes = shares.scatter_add_(1, drawn, torch.full_like(doubts, -1.0))
+                leaves = [leaf for _, _, leaf in vectors]
+                gradients = torch.autograd.grad(scores, leaves, slopes.to(scores), allow_unused=True)
+                for (name, scale, _), gradient in zip(vectors, gradients):
+                    if gradient is not None:
+                        _add(sums[name][1], gradient * scale)
+            vectors.clear()
+            read += len(scores)
+            bar.update()
     shares_of = {name: sums_of_words / max(read, 1) for name, sums_of_words in of_words.items()}
     if not all(table.words for table in tables):
         counted = model.count_rows(texts, seed)
@@ -117,6 +98,28 @@ def calibrate(
         name: Calibration(parts.sum(dim=0) / max(read, 1), shares_of[name]) for name, parts in sums.items()
     }
     return {name: calibration for name, calibration in measured.items() if bool(calibration.metric.any())}
+
+
+@contextlib.contextmanager
+def _watched(
+    lookups: Mapping[str, Mapping[nn.Module, float]],
+) -> Iterator[list[tuple[str, float, Tensor]]]:
+    """Collect the vectors that layers look up: the table's name, the scale of its gradients, and a leaf."""
+    vectors: list[tuple[str, float, Tensor]] = []
+
+    def watch(name: str, scale: float) -> Callable[..., Tensor]:
+        def collect(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+            leaf = output.detach().requires_grad_()
+            vectors.append((name, scale, leaf))
+            return leaf.clone()  # BLT changes it in place
+
+        return collect
+
+    with contextlib.ExitStack() as hooks:
+        for name, modules in lookups.items():
+            for module, scale in modules.items():
+                hooks.callback(module.register_forward_hook(watch(name, scale)).remove)
+        yield vectors
 
 
 def normalized(shares: Tensor) -> Tensor:
