@@ -313,8 +313,8 @@ def main(arguments: Sequence[str]) -> None:
 
     metrics: dict[str, Any] = {"perplexity": plain.perplexity, "nats": plain.nats, "tokens": plain.tokens}
     if pointer is not None and mixed is not None:
-        settings = {"window": pointer.window, "theta": pointer.theta, "lambda": pointer.weight}
-        metrics |= {"pointer_perplexity": mixed.perplexity, "pointer": settings}
+        pointed = {"window": pointer.window, "theta": pointer.theta, "lambda": pointer.weight}
+        metrics |= {"pointer_perplexity": mixed.perplexity, "pointer": pointed}
     if words is not None:
         metrics |= {"words": words, "word_perplexity": perplexity((mixed or plain).nats / words)}
     metrics |= {

@@ -253,15 +253,20 @@ def comparisons(by_recipe: Mapping[str, list[str]]) -> Iterator[tuple[str, bool,
 
 
 def best_setting(row: str, records: Mapping[str, Record], key: str) -> str:
-    """Return the best of a row and its variants with other learning rates, by the validation set if known."""
+    """Return the best of a row and its variants with other learning rates.
+
+    The validation set chooses if it was measured: by this score, else by its perplexity.
+    """
     variants = re.compile(re.escape(row) + r"(_(rate|adam)_\d+)?")
     measured = [name for name in records if variants.fullmatch(name) and key in records[name]["scores"]]
     if len(measured) < 2:
         return row
-    measure = find_measure(key)
-    valid = f"valid_{key}" if all(f"valid_{key}" in records[name]["scores"] for name in measured) else key
-    choose = max if measure is not None and measure.higher_is_better else min
-    return choose(measured, key=lambda name: fmean(records[name]["scores"][valid]))
+    for chosen_by in (f"valid_{key}", "valid_perplexity", key):
+        measure = find_measure(chosen_by)
+        if measure is not None and all(chosen_by in records[name]["scores"] for name in measured):
+            choose = max if measure.higher_is_better else min
+            return choose(measured, key=lambda name: fmean(records[name]["scores"][chosen_by]))
+    return row
 
 
 class Noise:
@@ -327,7 +332,7 @@ def compare(
         least, outcome = noise.threshold(first, second, key), _HOLDS if gain > 0 else _FAILS
         if least is None or abs(gain) <= least:
             outcome = _WITHIN_NOISE
-    return [first.partition("/")[0], *shown, f"± {100 * least:.1f} %" if least else NONE, outcome]
+    return [first.partition("/")[0], *shown, NONE if least is None else f"± {100 * least:.1f} %", outcome]
 
 
 def verdict(

@@ -17,7 +17,16 @@ from recipes.common.table import mean_record
 from recipes.common.tools import run_main
 from recipes.layers import LayerCorrelation, Moments, layer_correlations, layers
 from recipes.papers import read_papers
-from recipes.report import CLAIMS, CLAIMS_PAGE, COMPARISON, Noise, claims_table, comparisons, verdict
+from recipes.report import (
+    CLAIMS,
+    CLAIMS_PAGE,
+    COMPARISON,
+    Noise,
+    best_setting,
+    claims_table,
+    comparisons,
+    verdict,
+)
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.utils.reading import read_yaml
 from shared_embeddings.words.vectors import WordVectors, write_vectors
@@ -208,6 +217,14 @@ def test_verdicts(here: list[str], within: str | None, expected: str, words: str
     assert (len(lines), outcome) == (len(here), expected)
     assert all(len(line) == len(COMPARISON) for line in lines)
     assert words in " ".join(cell for line in lines for cell in line)
+
+
+def test_perplexity_of_the_validation_set_chooses_the_rate() -> None:
+    rows = [
+        measured("row", bleu=[30.0], valid_perplexity=[5.0]),
+        measured("row_rate_40", bleu=[31.0], valid_perplexity=[6.0]),  # better on the test set only
+    ]
+    assert best_setting("row", {row["row"]: row for row in rows}, "bleu") == "row"
 
 
 def test_tasks_without_seeds_have_the_noise_of_others() -> None:
