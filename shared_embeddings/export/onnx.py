@@ -5,7 +5,8 @@ for embeddings with an output side, ``scores`` ``(m, V)``. Numbers that 16 bits 
 bits.
 
 - `standard`, and tables that are a product of two factors: Gather and MatMul;
-- matrices in 4 or 8 bits, which are `quantized` with codec uniform, and int8: see `GraphBuilder`;
+- matrices in 2, 4 or 8 bits, which are `quantized` with codec uniform, and int8: GatherBlockQuantized and
+  MatMulNBits on the same initializers;
 - `structured` and `compositional_code`: Gather of centroids;
 - all others: the dense table.
 
@@ -31,6 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding, without_padding
@@ -38,8 +40,10 @@ from shared_embeddings.modules.compositional_code import CompositionalCodeEmbedd
 from shared_embeddings.modules.quantized import QuantizedEmbedding
 from shared_embeddings.modules.standard import StandardEmbedding
 from shared_embeddings.modules.structured import StructuredEmbedding
+from shared_embeddings.quant.bits import read_windows
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense
-from shared_embeddings.utils.errors import UserError, require
+from shared_embeddings.runtimes.base import little_endian_bits
+from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.files import replacing
 
 
@@ -286,7 +290,8 @@ OPSET, IR_VERSION = 18, 10
 MICROSOFT = "com.microsoft"
 # Block sizes of ONNX Runtime, the fastest first.
 _BLOCK_SIZES = (128, 64, 32, 16)
-_INT4_GROUP = 32
+# MatMulNBits rounds hidden states to int8, a scale for each block; else 2 and 8 bits are 20 times as slow.
+_INT8_STATES = 4
 # Smaller initializers stay in 32 bits.
 _LEAST_VALUES = 256
 # A protocol buffer is limited to this size.
@@ -339,13 +344,10 @@ class GraphBuilder:
 
     def matrix(self, name: str, values: Tensor, padding_idx: int | None = None) -> Matrix:
         """Store a matrix, packed ones in their bits; the row `padding_idx` is zero."""
-        if isinstance(values, PackedTensor) and values.form.name != "fp16" and values.dim() == 2:
+        if isinstance(values, PackedTensor) and values.form.name == "int8" and values.dim() == 2:
             codes, scales = (part.reshape(len(values), -1) for part in values.packed if part is not None)
             width = values.size(1)
-            is_int8 = values.form.name == "int8"
-            bits, group = (8, width) if is_int8 else (4, _INT4_GROUP)
-            codes = codes.int() + 128 if is_int8 else codes
-            return self.blocks(name, codes, scales, bits, width, group, padding_idx)
+            return self.blocks(name, codes.int() + 128, scales, 8, width, width, padding_idx)
         table = dense(values).detach().float().clone()
         if padding_idx is not None:
             table[padding_idx] = 0
@@ -362,10 +364,10 @@ class GraphBuilder:
         group: int,
         padding_idx: int | None,
     ) -> Matrix:
-        """Store a matrix ``(N, K)`` in 4 or 8 bits.
+        """Store a matrix ``(N, K)`` in 2, 4 or 8 bits.
 
         Args:
-            codes: ``(N, bytes)``; of 4 bits, the first number of a byte is in its upper half.
+            codes: ``(N, bytes)``, see `pack_bits`.
             scales: ``(N, groups)``.
             width: K.
             group: numbers of a row that share a scale.
@@ -373,31 +375,23 @@ class GraphBuilder:
         """
         size = block_size(width, group)
         count = -(-width // size)
-        values = codes.to(torch.uint8).numpy()
-        if bits == 4:
-            values = np.stack([values >> 4, values & 15], axis=2).reshape(len(values), -1)[:, :width]
         # The last block is filled up with zeros.
-        values = np.pad(values, ((0, 0), (0, count * size - width)), constant_values=1 << bits - 1)
-        values = values.reshape(len(values), count, size)
-        groups = np.arange(count) * size // group
-        if bits == 8:
-            # Blocks of upper and of lower halves take turns.
-            values = np.stack([values >> 4, values & 15], axis=2).reshape(len(values), 2 * count, size)
-            groups = groups.repeat(2)
-        # ONNX Runtime reads the low bits of a byte first.
-        self.constant(f"{name}_codes", values[..., ::2] | values[..., 1::2] << 4)
+        padding, zero = (0, count * size - width), 1 << bits - 1
+        values = F.pad(read_windows(codes.to(torch.uint8), width, bits, bits), padding, value=zero)
+        packed = little_endian_bits(values.numpy().astype(np.uint8), bits)
+        self.constant(f"{name}_codes", packed.reshape(len(packed), count, -1))
         factors = scales.detach().float().clone()
         if padding_idx is not None:
             factors[padding_idx] = 0
-        if factors.size(1) == len(groups):
+        if factors.size(1) == count:
             self.numbers(f"{name}_factors", factors)
         else:
             self.numbers(f"{name}_scales", factors)
-            self.constant(f"{name}_groups", groups)
+            self.constant(f"{name}_groups", np.arange(count) * size // group)
             self.node("Gather", f"{name}_scales {name}_groups", f"{name}_factors", axis=1)
         self.constant("last_axis", np.array([2]))
         self.node("Unsqueeze", f"{name}_factors last_axis", f"{name}_block_factors")
-        return Matrix(name, len(values), width, size, bits, f"{bits}-bit blocks of {size} numbers")
+        return Matrix(name, len(packed), width, size, bits, f"{bits}-bit blocks of {size} numbers")
 
     def gathered(self, matrix: Matrix, ids: str, output: str) -> str:
         """The rows ``(n, K)`` of ids ``(n,)``."""
@@ -405,22 +399,9 @@ class GraphBuilder:
             return self.node("Gather", f"{matrix.name} {ids}", output, axis=0)
         name, count = matrix.name, -(-matrix.width // matrix.block)
         filled = count * matrix.block
-        settings = {"gather_axis": 0, "quantize_axis": 2, "block_size": matrix.block, "bits": 4}
         inputs, blocks = f"{name}_codes {ids} {name}_block_factors", f"{output}.blocks"
-        if matrix.bits == 4:
-            self.node("GatherBlockQuantized", inputs, blocks, **settings)
-        else:
-            zeros = np.array([8, 0] * count, np.uint8).reshape(1, -1, 1)
-            self.constant(f"{name}_zero_points", zeros)
-            self.constant(f"{name}_zeros_shape", np.array([matrix.rows, 2 * count, 1]))
-            self.node("Expand", f"{name}_zero_points {name}_zeros_shape", f"{output}.zeros")
-            self.node("GatherBlockQuantized", f"{inputs} {output}.zeros", f"{output}.halves", **settings)
-            self.constant(f"{name}_pairs", np.array([-1, count, 2, matrix.block]))
-            self.node("Reshape", f"{output}.halves {name}_pairs", f"{output}.pairs")
-            self.constant("places", np.array([[16], [1]], np.float32))
-            self.node("Mul", f"{output}.pairs places", f"{output}.placed")
-            self.constant("last_axis", np.array([2]))
-            self.node("ReduceSum", f"{output}.placed last_axis", blocks, keepdims=0)
+        settings = {"block_size": matrix.block, "bits": matrix.bits}
+        self.node("GatherBlockQuantized", inputs, blocks, gather_axis=0, quantize_axis=2, **settings)
         self.constant(f"{name}_row", np.array([-1, filled]))
         if filled == matrix.width:
             return self.node("Reshape", f"{blocks} {name}_row", output)
@@ -430,31 +411,38 @@ class GraphBuilder:
         return self.node("Slice", f"{output}.filled zero {name}_width axis", output)
 
     def products(self, hidden: str, matrix: Matrix, output: str) -> str:
-        """The products ``(m, N)`` of hidden states ``(m, K)`` with all rows."""
+        """The products ``(m, N)`` of hidden states ``(m, K)`` with all rows.
+
+        With codes, those of states in int8 and of what is left of the states in int8: as good as 15 bits.
+        """
         if not matrix.bits:
             return self.node("Gemm", f"{hidden} {matrix.name}", output, transB=1)
-        name, settings = matrix.name, {"N": matrix.rows, "block_size": matrix.block, "bits": 4}
-        inputs = f"{name}_codes {name}_factors"
-        if matrix.bits == 4:
-            return self.node("MatMulNBits", f"{hidden} {inputs}", output, K=matrix.width, **settings)
         count = -(-matrix.width // matrix.block)
         filled = count * matrix.block
         if filled > matrix.width:
-            self.constant(f"{name}_padding", np.array([0, 0, 0, filled - matrix.width]))
-            hidden = self.node("Pad", f"{hidden} {name}_padding", f"{output}.padded")
-        # Each block of a hidden state for the upper halves, times 16, and for the lower ones.
-        self.constant(f"{name}_blocks", np.array([-1, count, 1, matrix.block]))
-        self.constant(f"{name}_states", np.array([-1, 2 * filled]))
-        self.node("Reshape", f"{hidden} {name}_blocks", f"{output}.blocks")
-        self.constant("places", np.array([[16], [1]], np.float32))
-        self.node("Mul", f"{output}.blocks places", f"{output}.placed")
-        self.node("Reshape", f"{output}.placed {name}_states", f"{output}.states")
-        # The zero points of a pair of blocks, 8 and 0, are a byte.
-        self.constant(f"{name}_bytes_shape", np.array([matrix.rows, count]))
-        byte = self.numpy_helper.from_array(np.array([8], np.uint8))
-        self.node("ConstantOfShape", f"{name}_bytes_shape", f"{output}.zeros", value=byte)
-        inputs = f"{output}.states {inputs} {output}.zeros"
-        return self.node("MatMulNBits", inputs, output, K=2 * filled, **settings)
+            self.constant(f"{matrix.name}_padding", np.array([0, 0, 0, filled - matrix.width]))
+            hidden = self.node("Pad", f"{hidden} {matrix.name}_padding", f"{output}.padded")
+        for key, value in {"largest_code": 127, "least_step": 1e-30}.items():
+            self.constant(key, np.array(value, np.float32))
+        self.constant("last_axis", np.array([2]))
+        self.constant(f"{matrix.name}_blocks", np.array([-1, count, matrix.block]))
+        self.constant(f"{matrix.name}_filled", np.array([-1, filled]))
+        # The multiples of a step that a block of states is rounded to, and what is left of it.
+        self.node("Reshape", f"{hidden} {matrix.name}_blocks", f"{output}.blocks")
+        self.node("Abs", f"{output}.blocks", f"{output}.sizes")
+        self.node("ReduceMax", f"{output}.sizes last_axis", f"{output}.largest")
+        self.node("Div", f"{output}.largest largest_code", f"{output}.exact_steps")
+        self.node("Max", f"{output}.exact_steps least_step", f"{output}.steps")
+        self.node("Div", f"{output}.blocks {output}.steps", f"{output}.quotients")
+        self.node("Round", f"{output}.quotients", f"{output}.multiples")
+        self.node("Mul", f"{output}.multiples {output}.steps", f"{output}.coarse")
+        self.node("Sub", f"{output}.blocks {output}.coarse", f"{output}.fine")
+        sizes = {"N": matrix.rows, "K": filled, "block_size": matrix.block, "bits": matrix.bits}
+        for part in (f"{output}.coarse", f"{output}.fine"):
+            self.node("Reshape", f"{part} {matrix.name}_filled", f"{part}_states")
+            inputs = f"{part}_states {matrix.name}_codes {matrix.name}_factors"
+            self.node("MatMulNBits", inputs, f"{part}_products", accuracy_level=_INT8_STATES, **sizes)
+        return self.node("Add", f"{output}.coarse_products {output}.fine_products", output)
 
 
 def finished(model: Any) -> bytes:
@@ -600,7 +588,14 @@ def export_model(body: OnnxBody, output: Path) -> Exported:
 
 def _write(content: bytes, output: Path, form: str, examples: Sequence[Example]) -> Exported:
     """Write a model after a check of its examples where their numbers are finite; the last one is timed."""
-    session = require("onnxruntime").InferenceSession(content, providers=["CPUExecutionProvider"])
+    runtime = require("onnxruntime")
+    try:
+        session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    except Exception as failure:  # it has no base class of its own
+        raise UserError(
+            f"onnxruntime {runtime.__version__} does not load the model ({first_line(failure)}); install a "
+            "newer one: 8 bits need 1.23, and 2 bits 1.27"
+        ) from failure
     error = 0.0
     for example in examples:
         for computed, wanted in zip(

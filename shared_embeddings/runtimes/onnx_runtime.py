@@ -1,4 +1,4 @@
-"""ONNX Runtime's blocks of 4 and 8 bits, see `shared_embeddings.export.onnx`."""
+"""ONNX Runtime's blocks of 2, 4 and 8 bits, see `shared_embeddings.export.onnx`."""
 
 from __future__ import annotations
 
@@ -10,4 +10,6 @@ class OnnxRuntime(Runtime):
     """See the module."""
 
     about = "the whole model as one file for ONNX Runtime"
-    grids = {f"int{bits}_{group}": Grid("uniform", bits, group) for bits in (8, 4) for group in (32, 64, 128)}
+    grids = {
+        f"int{bits}_{group}": Grid("uniform", bits, group) for bits in (8, 4, 2) for group in (32, 64, 128)
+    }

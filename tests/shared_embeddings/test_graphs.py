@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -221,6 +222,32 @@ def test_compact_forms(tmp_path: Path) -> None:
         assert export.form.startswith(form)
         assert numbers <= export.bytes <= 1.02 * numbers + 2700, form
         assert (export.tokens_per_second is None) == isinstance(module, nn.Embedding)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_blocks_are_exact(bits: int, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", minversion="1.27")
+    module = uniform(bits=bits, group_size=32)
+    exported(module, tmp_path / "embedding.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "embedding.onnx")
+    hidden = torch.randn(5, DIM, generator=torch.Generator().manual_seed(2))
+    hidden[1], hidden[2, :32], hidden[3, 5] = 0, 0, 1e4
+    inputs = {"ids": np.arange(WORDS), "hidden": hidden.numpy()}
+    vectors, scores = session.run(["vectors", "scores"], inputs)
+    np.testing.assert_allclose(vectors, module.table().detach(), rtol=1e-6)
+    expected = module.logits(hidden).detach()
+    expected[:, 3] = torch.from_numpy(scores[:, 3])  # the padding word
+    np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-4 * expected.abs().max())
+
+
+def test_an_old_runtime_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **options: Any) -> None:
+        raise RuntimeError("only 4b quantization is supported")
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", fail)
+    with pytest.raises(ValueError, match="does not load the model .only 4b quantization"):
+        exported(fitted("standard"), tmp_path / "embedding.onnx")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_differs_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ class UniformCodec(GridCodec):
     """See the module."""
 
     about = "evenly spaced levels, a scale for each group, no rotation, as in ONNX Runtime"
-    onnx_rates = (4, 8)
+    onnx_rates = (2, 4, 8)
     few_states = 16
     standalone = (decode_uniform,)
 
