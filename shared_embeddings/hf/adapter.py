@@ -239,13 +239,12 @@ class FolderModel(host.TrainedModel):
 
     @torch.no_grad()
     def onnx_body(self) -> OnnxBody:
-        # Plain tables become `standard`.
-        plain: dict[str, Any] = {}
-        for name, table in self._tables.items():
-            words, width = table.weight.shape
-            plain[name] = build("standard", num_embeddings=words, embedding_dim=width)
-            plain[name].weight.copy_(table.weight)
-        if plain:
+        if not hasattr(self.module, ENTRY):  # plain tables become `standard`
+            plain: dict[str, Any] = {}
+            for name, table in self._tables.items():
+                words, width = table.weight.shape
+                plain[name] = build("standard", num_embeddings=words, embedding_dim=width)
+                plain[name].weight.copy_(table.weight)
             self.place(plain)
         return trace(self.module, sum(file.stat().st_size for file in folder.weight_files(self.path)))
 
