@@ -40,7 +40,7 @@ from shared_embeddings.modules.compositional_code import CompositionalCodeEmbedd
 from shared_embeddings.modules.quantized import QuantizedEmbedding
 from shared_embeddings.modules.standard import StandardEmbedding
 from shared_embeddings.modules.structured import StructuredEmbedding
-from shared_embeddings.quant.bits import read_windows
+from shared_embeddings.quant.bits import unpack_bits
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense
 from shared_embeddings.runtimes.base import little_endian_bits
 from shared_embeddings.utils.errors import UserError, first_line, require
@@ -290,7 +290,7 @@ OPSET, IR_VERSION = 18, 10
 MICROSOFT = "com.microsoft"
 # Block sizes of ONNX Runtime, the fastest first.
 _BLOCK_SIZES = (128, 64, 32, 16)
-# MatMulNBits rounds hidden states to int8, a scale for each block; else 2 and 8 bits are 20 times as slow.
+# The accuracy level with which MatMulNBits rounds hidden states to int8, a scale for each block.
 _INT8_STATES = 4
 # Smaller initializers stay in 32 bits.
 _LEAST_VALUES = 256
@@ -307,6 +307,11 @@ class Matrix(NamedTuple):
     block: int = 0  # of its codes; 0 for a dense matrix
     bits: int = 0
     form: str = "dense"
+
+    @property
+    def filled(self) -> int:
+        """K, rounded up to whole blocks."""
+        return -(-self.width // self.block) * self.block
 
 
 def block_size(width: int, group: int) -> int:
@@ -377,8 +382,8 @@ class GraphBuilder:
         count = -(-width // size)
         # The last block is filled up with zeros.
         padding, zero = (0, count * size - width), 1 << bits - 1
-        values = F.pad(read_windows(codes.to(torch.uint8), width, bits, bits), padding, value=zero)
-        packed = little_endian_bits(values.numpy().astype(np.uint8), bits)
+        values = F.pad(unpack_bits(codes.to(torch.uint8), width, bits), padding, value=zero)
+        packed = little_endian_bits(values.numpy(), bits)
         self.constant(f"{name}_codes", packed.reshape(len(packed), count, -1))
         factors = scales.detach().float().clone()
         if padding_idx is not None:
@@ -390,6 +395,7 @@ class GraphBuilder:
             self.constant(f"{name}_groups", np.arange(count) * size // group)
             self.node("Gather", f"{name}_scales {name}_groups", f"{name}_factors", axis=1)
         self.constant("last_axis", np.array([2]))
+        self.constant(f"{name}_row", np.array([-1, count * size]))
         self.node("Unsqueeze", f"{name}_factors last_axis", f"{name}_block_factors")
         return Matrix(name, len(packed), width, size, bits, f"{bits}-bit blocks of {size} numbers")
 
@@ -397,13 +403,11 @@ class GraphBuilder:
         """The rows ``(n, K)`` of ids ``(n,)``."""
         if not matrix.bits:
             return self.node("Gather", f"{matrix.name} {ids}", output, axis=0)
-        name, count = matrix.name, -(-matrix.width // matrix.block)
-        filled = count * matrix.block
+        name = matrix.name
         inputs, blocks = f"{name}_codes {ids} {name}_block_factors", f"{output}.blocks"
         settings = {"block_size": matrix.block, "bits": matrix.bits}
         self.node("GatherBlockQuantized", inputs, blocks, gather_axis=0, quantize_axis=2, **settings)
-        self.constant(f"{name}_row", np.array([-1, filled]))
-        if filled == matrix.width:
+        if matrix.filled == matrix.width:
             return self.node("Reshape", f"{blocks} {name}_row", output)
         self.node("Reshape", f"{blocks} {name}_row", f"{output}.filled")
         for key, value in {"zero": 0, f"{name}_width": matrix.width, "axis": 1}.items():
@@ -413,22 +417,24 @@ class GraphBuilder:
     def products(self, hidden: str, matrix: Matrix, output: str) -> str:
         """The products ``(m, N)`` of hidden states ``(m, K)`` with all rows.
 
-        With codes, those of states in int8 and of what is left of the states in int8: as good as 15 bits.
+        MatMulNBits with 2 and 8 bits is slow unless it rounds hidden states to int8. It does so here, and
+        once more with what is left of them: as good as 15 bits.
         """
         if not matrix.bits:
             return self.node("Gemm", f"{hidden} {matrix.name}", output, transB=1)
-        count = -(-matrix.width // matrix.block)
-        filled = count * matrix.block
+        name, filled = matrix.name, matrix.filled
+        codes = f"{name}_codes {name}_factors"
+        sizes = {"N": matrix.rows, "K": matrix.width, "block_size": matrix.block, "bits": matrix.bits}
+        if matrix.bits == 4:
+            return self.node("MatMulNBits", f"{hidden} {codes}", output, **sizes)
         if filled > matrix.width:
-            self.constant(f"{matrix.name}_padding", np.array([0, 0, 0, filled - matrix.width]))
-            hidden = self.node("Pad", f"{hidden} {matrix.name}_padding", f"{output}.padded")
+            self.constant(f"{name}_padding", np.array([0, 0, 0, filled - matrix.width]))
+            hidden = self.node("Pad", f"{hidden} {name}_padding", f"{output}.padded")
         for key, value in {"largest_code": 127, "least_step": 1e-30}.items():
             self.constant(key, np.array(value, np.float32))
-        self.constant("last_axis", np.array([2]))
-        self.constant(f"{matrix.name}_blocks", np.array([-1, count, matrix.block]))
-        self.constant(f"{matrix.name}_filled", np.array([-1, filled]))
+        self.constant(f"{name}_blocks", np.array([-1, filled // matrix.block, matrix.block]))
         # The multiples of a step that a block of states is rounded to, and what is left of it.
-        self.node("Reshape", f"{hidden} {matrix.name}_blocks", f"{output}.blocks")
+        self.node("Reshape", f"{hidden} {name}_blocks", f"{output}.blocks")
         self.node("Abs", f"{output}.blocks", f"{output}.sizes")
         self.node("ReduceMax", f"{output}.sizes last_axis", f"{output}.largest")
         self.node("Div", f"{output}.largest largest_code", f"{output}.exact_steps")
@@ -437,11 +443,10 @@ class GraphBuilder:
         self.node("Round", f"{output}.quotients", f"{output}.multiples")
         self.node("Mul", f"{output}.multiples {output}.steps", f"{output}.coarse")
         self.node("Sub", f"{output}.blocks {output}.coarse", f"{output}.fine")
-        sizes = {"N": matrix.rows, "K": filled, "block_size": matrix.block, "bits": matrix.bits}
+        sizes.update(K=filled, accuracy_level=_INT8_STATES)
         for part in (f"{output}.coarse", f"{output}.fine"):
-            self.node("Reshape", f"{part} {matrix.name}_filled", f"{part}_states")
-            inputs = f"{part}_states {matrix.name}_codes {matrix.name}_factors"
-            self.node("MatMulNBits", inputs, f"{part}_products", accuracy_level=_INT8_STATES, **sizes)
+            self.node("Reshape", f"{part} {name}_row", f"{part}_states")
+            self.node("MatMulNBits", f"{part}_states {codes}", f"{part}_products", **sizes)
         return self.node("Add", f"{output}.coarse_products {output}.fine_products", output)
 
 

@@ -10,8 +10,7 @@ import torch
 from shared_embeddings.compress.fit import fit
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.modules.quantized import QuantizedEmbedding
-from shared_embeddings.quant.bits import read_windows
-from shared_embeddings.quant.codec import BLOCK
+from shared_embeddings.quant.bits import unpack_bits
 from shared_embeddings.quant.grid import GridCodec
 from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.runtimes.base import CodedTable, Grid
@@ -36,8 +35,7 @@ def coded_table(embedding: SharedEmbedding, grid: Grid, is_output: bool = False)
         table = embedding.output_table() if is_output else embedding.table()
         embedding, _ = fit("quantized", table.float(), **grid.options([dim]))
     assert isinstance(embedding, QuantizedEmbedding) and isinstance(embedding.codec, GridCodec)
-    packed, bits = embedding.codes(grid.bits), grid.bits
-    codes = torch.cat([read_windows(part, dim, bits, bits).to(torch.uint8) for part in packed.split(BLOCK)])
+    codes = unpack_bits(embedding.codes(grid.bits), dim, grid.bits)
     scales = dense(embedding.get_parameter("scales")).float().view(len(codes), -1).clone()
     if embedding.padding_idx is not None:
         scales[embedding.padding_idx] = 0.0

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_ROWS_AT_ONCE = 4096
+
 
 def pack_bits(numbers: Tensor, width: int) -> Tensor:
     """Numbers ``(n, T)`` below 2**width as bytes ``(n, ceil(T * width / 8))``; unused bits are zero."""
@@ -18,6 +20,13 @@ def pack_bits(numbers: Tensor, width: int) -> Tensor:
     missing = -bits.size(1) % 8
     bits = F.pad(bits, (0, missing)).unflatten(1, (-1, 8))
     return (bits << torch.arange(7, -1, -1, device=bits.device)).sum(dim=-1).to(torch.uint8)
+
+
+def unpack_bits(packed: Tensor, count: int, width: int) -> Tensor:
+    """The numbers ``(n, count)`` uint8 of at most 8 bits that `pack_bits` wrote."""
+    # Not all rows at once: windows take four bytes a number.
+    parts = packed.split(_ROWS_AT_ONCE)
+    return torch.cat([read_windows(part, count, width, width).to(torch.uint8) for part in parts])
 
 
 def bits_of(numbers: Tensor, width: int) -> Tensor:
